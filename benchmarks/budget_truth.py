@@ -98,19 +98,19 @@ def truth(design: BudgetDesign) -> float:
         variance = design.scale**2 * rates
         sums += STEP * (design.drift * variance + design.skew * bias)
         if math.isinf(design.degrees):
-            left = _left(sums, length * variance)
+            effective_share = _effective_share(sums, length * variance)
         else:
             noise = np.sum([_noise(design, RESPONSES, random) for _ in range(STEP)], axis=0)
             sums += np.sqrt(variance) * noise
-            left = _left(sums, 0.0)
-        if left < ESS:
-            log_before, log_left = math.log(before[1]), math.log(left)
+            effective_share = _effective_share(sums, 0.0)
+        if effective_share < ESS:
+            log_before, log_left = math.log(before[1]), math.log(effective_share)
             return before[0] + STEP * (log_before - math.log(ESS)) / (log_before - log_left)
-        before = (length, left)
+        before = (length, effective_share)
     raise AssertionError("half of the sample is left at any length")
 
 
-def _left(sums: Vector, variances: Vector | float) -> float:
+def _effective_share(sums: Vector, variances: Vector | float) -> float:
     """(E e^S)^2 / E e^(2 S) of normal S with these means and variances, each of one response."""
     return float(np.exp(sums + variances / 2).mean() ** 2 / np.exp(2 * sums + 2 * variances).mean())
 
@@ -149,17 +149,31 @@ def main() -> None:
         for design in (DESIGNS[number] for number in options.designs):
             true = truth(design)
             for num_prompts in options.prompts:
-                found = pool.map(partial(outcome, design, num_prompts, true), range(options.repeats))
-                print(_row(design, true, num_prompts, found), flush=True)
+                outcomes = pool.map(partial(outcome, design, num_prompts, true), range(options.repeats))
+                print(_row(design, true, num_prompts, outcomes), flush=True)
 
 
-def _row(design: BudgetDesign, true: float, num_prompts: int, found: list[Outcome | None]) -> str:
-    there = [one for one in found if one is not None]
-    marked, others = [one for one in there if one[0]], [one for one in there if not one[0]]
-    holds = f"{sum(one[1] for one in others)} of {len(others)}"
-    above = f"{sum(one[2] for one in marked)} of {len(marked)}"
-    spread = ", ".join(f"{value:.2f}" for value in np.quantile([one[3] for one in there], (0.1, 0.5, 0.9)))
-    cells = (design.name, f"{true:.0f}", str(num_prompts), str(len(found) - len(there)), str(len(marked)), holds, above)
+def _row(design: BudgetDesign, true: float, num_prompts: int, outcomes: list[Outcome | None]) -> str:
+    measured_outcomes = [each_outcome for each_outcome in outcomes if each_outcome is not None]
+    marked, others = (
+        [each_outcome for each_outcome in measured_outcomes if each_outcome[0]],
+        [each_outcome for each_outcome in measured_outcomes if not each_outcome[0]],
+    )
+    holds = f"{sum(each_outcome[1] for each_outcome in others)} of {len(others)}"
+    above = f"{sum(each_outcome[2] for each_outcome in marked)} of {len(marked)}"
+    spread = ", ".join(
+        f"{value:.2f}"
+        for value in np.quantile([each_outcome[3] for each_outcome in measured_outcomes], (0.1, 0.5, 0.9))
+    )
+    cells = (
+        design.name,
+        f"{true:.0f}",
+        str(num_prompts),
+        str(len(outcomes) - len(measured_outcomes)),
+        str(len(marked)),
+        holds,
+        above,
+    )
     return "| " + " | ".join([*cells, spread]) + " |"
 
 

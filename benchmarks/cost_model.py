@@ -128,10 +128,10 @@ def result_of(
             Stage(
                 name=alone.stage,
                 by_rates=alone.work,
-                by_runs=beside.work,
+                by_runs=time_beside.work,
                 measured_seconds=stages[alone.stage].seconds,
             )
-            for alone, beside in spans
+            for alone, time_beside in spans
         ],
         total_by_rates=by_rates.time.total,
         total_by_runs=by_runs.time.total,

@@ -247,11 +247,11 @@ def of_heavy_weights(pool: Pool, repeats: int) -> None:
 def tail_misses(design: TailDesign, num_prompts: int, samples: int, true: float, seed: Sequence[int]) -> Vector:
     """Of k3: whether its interval holds the truth, whether its tail is marked as open, and both bounds."""
     pair = draw_tail(design, num_prompts, samples, np.random.default_rng(seed))
-    found = pair_metrics(pair, names=["kl_k3"])[0]["kl_k3"]
-    assert found.low is not None
-    assert found.high is not None
-    assert found.tail_bound is not None
-    return np.array([found.low <= true <= found.high, found.tail_is_open, true <= found.tail_bound])
+    estimate = pair_metrics(pair, names=["kl_k3"])[0]["kl_k3"]
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert estimate.tail_bound is not None
+    return np.array([estimate.low <= true <= estimate.high, estimate.tail_is_open, true <= estimate.tail_bound])
 
 
 def of_tails(pool: Pool, repeats: int) -> None:
@@ -278,17 +278,17 @@ def main() -> None:
     parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--processes", type=int, default=2)
-    asked = parser.parse_args()
-    parts = asked.parts or PARTS
-    with multiprocessing.Pool(asked.processes) as pool:
+    options = parser.parse_args()
+    parts = options.parts or PARTS
+    with multiprocessing.Pool(options.processes) as pool:
         if "tokens" in parts:
-            of_tokens(pool, asked.repeats, asked.designs, asked.sequences)
+            of_tokens(pool, options.repeats, options.designs, options.sequences)
         if "few-prompts" in parts:
-            of_few_prompts(pool, asked.repeats)
+            of_few_prompts(pool, options.repeats)
         if "heavy-weights" in parts:
-            of_heavy_weights(pool, asked.repeats)
+            of_heavy_weights(pool, options.repeats)
         if "tails" in parts:
-            of_tails(pool, asked.repeats)
+            of_tails(pool, options.repeats)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def trained(
     folder: Path, model: Model, dtype: Dtype, scratch: Path, *, steps: int = STEPS, prompts: int = PROMPTS
 ) -> Trained:
     """A run of `train` in a dtype on both sides, with its default guards and `prompts` a step."""
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": {"path": str(folder)},
         "task": {"source": "sums:terms=3", "num_problems": 32},
         "rollout": {"prompts": prompts, "samples": 4, "max_new_tokens": model.max_new_tokens},
@@ -140,8 +140,8 @@ def trained(
         "steps": steps,
     }
     if model.reward is not None:
-        asked["task"]["reward"] = model.reward
-    run = run_with(scratch / f"{folder.name}-{dtype}", parse_settings(TrainSettings, asked))
+        settings["task"]["reward"] = model.reward
+    run = run_with(scratch / f"{folder.name}-{dtype}", parse_settings(TrainSettings, settings))
     guards: dict[str, int] = {}
     for event in run.directory.read_events():
         guards.setdefault(event["guard"], event["step"])
@@ -169,9 +169,9 @@ def publish(scratch: Path, path: Path) -> None:
 
 
 def _chapter(model: Model, folder: Path, scratch: Path) -> list[str]:
-    found = examined(model.make(folder))
-    assert found.activations is not None
-    residual = ", ".join(write_number(layer.residual) for layer in found.activations.layers)
+    examination = examined(model.make(folder))
+    assert examination.activations is not None
+    residual = ", ".join(write_number(layer.residual) for layer in examination.activations.layers)
     runs = [trained(folder, model, dtype, scratch) for dtype in model.learns_in]
     table = [
         f"| {run.dtype} | {run.steps} of {STEPS} | {run.overflows} | "
@@ -182,7 +182,7 @@ def _chapter(model: Model, folder: Path, scratch: Path) -> list[str]:
         "",
         f"## {model.name[0].upper()}{model.name[1:]}",
         "",
-        f"`headroom`: **{found.verdict.code}**. {found.verdict.sentence}",
+        f"`headroom`: **{examination.verdict.code}**. {examination.verdict.sentence}",
         "",
         f"Largest of the residual stream behind each layer: {residual}.",
         "",

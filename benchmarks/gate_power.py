@@ -147,11 +147,13 @@ def gated(
     source: Source, truths: dict[str, float], repeat: int, over_limit: Sequence[float] = OVER_LIMIT
 ) -> dict[Key, CheckAnswer]:
     """One sample gated with every plan, metric and limit."""
-    whole = source.sample(LAST, np.random.default_rng([11, repeat]))
+    all_sums = source.sample(LAST, np.random.default_rng([11, repeat]))
 
     @cache
     def sample(num_sequences: int) -> Measurer:
-        return Measurer({(Dtype.BF16, Dtype.BF16): Evidence(_chosen(whole, np.arange(num_sequences)), num_sequences)})
+        return Measurer(
+            {(Dtype.BF16, Dtype.BF16): Evidence(_chosen(all_sums, np.arange(num_sequences)), num_sequences)}
+        )
 
     answers = {
         (plan.watched, plan.looks, over): _answer(plan.gate(truths, over), sample)
@@ -165,9 +167,9 @@ def few_prompts_gated(truths: dict[str, float], repeat: int) -> dict[Key, CheckA
     """Samples of few prompts gated on each metric."""
     answers: dict[Key, CheckAnswer] = {}
     for number, (name, samples, last) in enumerate(FEW_PROMPTS):
-        whole = draw(replace(UNLIKE_PROMPTS, samples=samples), last, np.random.default_rng([19, number, repeat]))
+        all_sums = draw(replace(UNLIKE_PROMPTS, samples=samples), last, np.random.default_rng([19, number, repeat]))
         measurers = {
-            size: Measurer({(Dtype.BF16, Dtype.BF16): Evidence(_chosen(whole, np.arange(size)), size)})
+            size: Measurer({(Dtype.BF16, Dtype.BF16): Evidence(_chosen(all_sums, np.arange(size)), size)})
             for size in (FIRST, 2 * FIRST, LAST)
             if size <= last
         }
@@ -215,16 +217,16 @@ def main() -> None:
     parser.add_argument("--designs", type=int, nargs="+", default=list(range(len(DESIGNS))))
     parser.add_argument("--few-prompts", action="store_true")
     parser.add_argument("--processes", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     heads = ("sample", "limit on", "looks at", *(f"truth at {over:g}x the limit" for over in OVER_LIMIT))
     print("| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), sep="\n")
-    with Pool(asked.processes) as pool:
-        if asked.few_prompts:
+    with Pool(options.processes) as pool:
+        if options.few_prompts:
             gating = partial(few_prompts_gated, _truths(UNLIKE_PROMPTS))
-            _show(UNLIKE_PROMPTS.name, pool.imap_unordered(gating, range(asked.repeats)))
+            _show(UNLIKE_PROMPTS.name, pool.imap_unordered(gating, range(options.repeats)))
             return
-        for source in _sources(asked.run, asked.designs):
-            _show(source.name, pool.imap_unordered(partial(gated, source, source.truths()), range(asked.repeats)))
+        for source in _sources(options.run, options.designs):
+            _show(source.name, pool.imap_unordered(partial(gated, source, source.truths()), range(options.repeats)))
 
 
 def _show(name: str, gatings: Iterable[dict[Key, CheckAnswer]]) -> None:

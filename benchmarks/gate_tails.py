@@ -63,8 +63,8 @@ Outcome = tuple[CheckAnswer, bool]
 
 def truths(design: TailDesign) -> dict[str, float]:
     """Of each metric, less the least that it can be; S is a sum of independent d, so that E S^2 = E T E d^2."""
-    found = {name: expectation(design, terms, CLIP) for name, terms in TERMS.items()}
-    return {**found, "kl_k2_seq": mean_length() * found["kl_k2"]}
+    expectations = {name: expectation(design, terms, CLIP) for name, terms in TERMS.items()}
+    return {**expectations, "kl_k2_seq": mean_length() * expectations["kl_k2"]}
 
 
 def gated(design: TailDesign, shape: tuple[int, int], truth: dict[str, float], repeat: int) -> dict[Key, Outcome]:

@@ -147,9 +147,9 @@ def calm_outcome(design: Design, run: int) -> Outcome:
     clusters = np.repeat(np.arange(design.prompts), design.samples)
     first: dict[ActionKind, int] = {}
     for step in range(1, STEPS + 1):
-        known = RewardTotals.of(rewards(design, step, random).ravel(), clusters, None).metrics()
-        known |= {name: value * float(np.exp(0.2 * random.standard_normal())) for name, value in MOVED.items()}
-        for action in guards.judge(step, known, canary=False).actions:
+        reward_metrics = RewardTotals.of(rewards(design, step, random).ravel(), clusters, None).metrics()
+        reward_metrics |= {name: value * float(np.exp(0.2 * random.standard_normal())) for name, value in MOVED.items()}
+        for action in guards.judge(step, reward_metrics, canary=False).actions:
             first.setdefault(action.kind, step)
     return Outcome(*(first.get(kind) for kind in (WARN, ROLLBACK, STOP)))
 
@@ -176,18 +176,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--processes", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     head = "| policy | reward | " + " | ".join(f"{prompts} x {samples}" for prompts, samples in SHAPES) + " |"
     rule = "|---|---|" + "---|" * len(SHAPES)
-    with Pool(asked.processes) as pool:
+    with Pool(options.processes) as pool:
         print(head, rule, sep="\n")
-        for line in false_stops(asked.runs, pool):
+        for line in false_stops(options.runs, pool):
             print(line, flush=True)
         print("", head, rule, sep="\n")
-        for line in power(asked.runs // 2, pool):
+        for line in power(options.runs // 2, pool):
             print(line, flush=True)
         print("", head, rule, sep="\n")
-        for line in calm(asked.runs // 2, pool):
+        for line in calm(options.runs // 2, pool):
             print(line, flush=True)
 
 

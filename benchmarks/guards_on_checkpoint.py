@@ -256,12 +256,12 @@ def _line(run: Run, outcome: Outcome) -> str:
         if run.fault
         else ""
     )
-    said = "; ".join(outcome.firings) or "none"
+    firings = "; ".join(outcome.firings) or "none"
     could_stop = sum(
         guard.name in outcome.judged and _steps_to_stop(guard) <= outcome.steps for guard in DEFAULT_GUARDS
     )
     judged = f"{len(outcome.judged)} of {len(DEFAULT_GUARDS)}, {could_stop}"
-    cells = [outcome.name, outcome.steps, f"{outcome.response_tokens:.1f}", reward, k3, seen, said]
+    cells = [outcome.name, outcome.steps, f"{outcome.response_tokens:.1f}", reward, k3, seen, firings]
     cells += [outcome.stopped or "no", f"{outcome.seconds['time/step_seconds']:.1f} s", judged]
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -86,16 +86,16 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--text", default=TEXT, help="the prompt")
     parser.add_argument("--steps", type=int, default=20000, help="clean ones")
-    asked = parser.parse_args()
-    log_pi = log_pi_of(asked.model, asked.text)
+    options = parser.parse_args()
+    log_pi = log_pi_of(options.model, options.text)
     pi = np.exp(log_pi)
     surprise = log_pi - pi @ log_pi
     error = float(np.sqrt(pi @ surprise**2 / NUM_DRAWS))
     print(f"Entropy {-(pi @ log_pi):.2f} nats, variance of log pi {pi @ surprise**2:.2f}, {NUM_DRAWS} tokens a step.\n")
     print("| hidden | mean surprise, nats | steps until it fires: median, nine tenths | fewest tokens of any test |")
     print("|---|---|---|---|")
-    wrong = len(fired_steps(surprise, error, pi, asked.steps, 0))
-    print(f"| none | 0 | {wrong} firings in {asked.steps:,} steps | |")
+    wrong = len(fired_steps(surprise, error, pi, options.steps, 0))
+    print(f"| none | 0 | {wrong} firings in {options.steps:,} steps | |")
     for name, drawn in hidden_settings(log_pi):
         first = [(fired_steps(surprise, error, drawn, LONGEST, seed) or [LONGEST + 1])[0] for seed in range(RUNS)]
         median, most = (

@@ -93,11 +93,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--only", default="", help="settings with this word in their name")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(DEMO_CHECKPOINT, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
     problems = ProblemSet(TASKS["sums"], TermRange(3, 3), seed=0)
-    questions = [[{"role": "user", "content": problems.problem(row).question}] for row in range(asked.prompts)]
+    questions = [[{"role": "user", "content": problems.problem(row).question}] for row in range(options.prompts)]
     prompts = tokenizer.apply_chat_template(
         questions, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
@@ -105,14 +105,16 @@ def main() -> None:
     print(f"| hidden | mean surprise, nats | tokens it takes | steps of {' | steps of '.join(SHAPES)} |")
     print("|---|---|---|" + "---|" * len(SHAPES))
     with torch.inference_mode():
-        for name, hidden in ((name, hidden) for name, hidden in HIDDEN.items() if asked.only in name):
-            pool = responses(model, prompts, tokenizer.eos_token_id, asked.samples, hidden)
+        for name, hidden in ((name, hidden) for name, hidden in HIDDEN.items() if options.only in name):
+            pool = responses(model, prompts, tokenizer.eos_token_id, options.samples, hidden)
             totals = summed(pool)
-            seen = [[first_firing(pool, size, seed) for seed in range(asked.runs)] for size in SHAPES.values()]
-            told = " | ".join(", ".join("-" if step is None else str(step) for step in steps) for steps in seen)
+            seen = [[first_firing(pool, size, seed) for seed in range(options.runs)] for size in SHAPES.values()]
+            steps_in_words = " | ".join(
+                ", ".join("-" if step is None else str(step) for step in steps) for steps in seen
+            )
             mean = f"{totals.mean:.4f} +- {totals.error:.4f}"
             takes = tokens_needed(totals) if hidden else "-"
-            print(f"| {name} | {mean} | {takes} | {told} |", flush=True)
+            print(f"| {name} | {mean} | {takes} | {steps_in_words} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ def main() -> None:
             ]
             clean = CLEAN_STEPS if tokens == min(TOKENS) else CLEAN_STEPS // 8
             wrong = sum(first_firing(Hidden(), tokens, sharpness, clean, seed) is not None for seed in range(runs))
-            said = f"{wrong}" if clean == CLEAN_STEPS else f"{wrong} ({clean} steps)"
-            print(f"| {entropy:.2f} | {tokens} | {' | '.join(seen)} | {said} |", flush=True)
+            cell = f"{wrong}" if clean == CLEAN_STEPS else f"{wrong} ({clean} steps)"
+            print(f"| {entropy:.2f} | {tokens} | {' | '.join(seen)} | {cell} |", flush=True)
 
 
 def _range(steps: list[int | None]) -> str:

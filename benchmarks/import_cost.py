@@ -79,14 +79,14 @@ def main() -> None:
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--million-tokens", type=float, default=100)
     parser.add_argument("--format", choices=tuple(_READ), default="parquet")
-    given = parser.parse_args()
-    given.scratch.mkdir(parents=True, exist_ok=True)
-    log, run = given.scratch / f"log.{given.format}", given.scratch / "run"
+    options = parser.parse_args()
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    log, run = options.scratch / f"log.{options.format}", options.scratch / "run"
     shutil.rmtree(run, ignore_errors=True)
-    _write(log, int(given.million_tokens * 1e6 / _TOKENS))
-    read = _timed([sys.executable, "-c", _READ[given.format], str(log)])
+    _write(log, int(options.million_tokens * 1e6 / _TOKENS))
+    read = _timed([sys.executable, "-c", _READ[options.format], str(log)])
     imported = _timed([sys.executable, "-m", "mismatch_probe", "import", str(log), "--out", str(run)])
-    print(f"{given.million_tokens:g} million tokens of {given.format}, {log.stat().st_size / 1e9:.2f} GB")
+    print(f"{options.million_tokens:g} million tokens of {options.format}, {log.stat().st_size / 1e9:.2f} GB")
     print(f"read alone: {read[0]:.0f} s, {read[1]:.2f} GiB")
     times = imported[0] / read[0]
     print(f"import with statistics and report: {imported[0]:.0f} s, {imported[1]:.2f} GiB; {times:.1f} times")

@@ -54,7 +54,7 @@ def write_run(path: Path, num_tokens: int) -> RunDirectory:
     write_table(run.prompts_path, prompts_table(prompts))
     ids = [f"{prompt.prompt_id}/0@infer-bf16" for prompt in prompts]
     responses = np.split(token_ids, offsets[1:-1])
-    keys = [ids_key(prompt.token_ids, one.tolist()) for prompt, one in zip(prompts, responses, strict=True)]
+    keys = [ids_key(prompt.token_ids, response.tolist()) for prompt, response in zip(prompts, responses, strict=True)]
     texts = pa.array([TOKEN_TEXT]).take(pa.array(np.zeros(token_ids.size, dtype=np.int32)))
     columns = {
         "id": ids,

@@ -35,9 +35,9 @@ HEADS = (
 
 
 def first_tokens(pair: TokenPair, num_tokens: int) -> TokenPair:
-    found = part_of(pair, position=(0, num_tokens))
-    assert found is not None, "every response has a first token"
-    return found
+    first_part = part_of(pair, position=(0, num_tokens))
+    assert first_part is not None, "every response has a first token"
+    return first_part
 
 
 def measured_ess(pair: TokenPair, num_tokens: int) -> Estimate | None:
@@ -51,16 +51,16 @@ def measured_ess(pair: TokenPair, num_tokens: int) -> Estimate | None:
 
 
 def rows(pair: TokenPair, fit_on: list[int], shares: list[float]) -> list[list[str]]:
-    found = []
+    first_part = []
     for num_tokens in fit_on:
         start = first_tokens(pair, num_tokens)
         for share in shares:
-            law, whole = length_law(start, ess=share), length_law(pair, ess=share)
+            law, law_of_all = length_law(start, ess=share), length_law(pair, ess=share)
             at_fitted, at_closed = (
                 None if budget is None else measured_ess(pair, round(budget.value))
                 for budget in (law.budget_tokens, law.budget_closed_form)
             )
-            found.append(
+            first_part.append(
                 [
                     write_count(num_tokens),
                     f"{share:g}",
@@ -68,10 +68,10 @@ def rows(pair: TokenPair, fit_on: list[int], shares: list[float]) -> list[list[s
                     str(write_estimate(at_fitted)),
                     ABSENT if law.budget_closed_form is None else write_number(law.budget_closed_form.value),
                     str(write_estimate(at_closed)),
-                    str(write_tokens(whole.budget_tokens)),
+                    str(write_tokens(law_of_all.budget_tokens)),
                 ]
             )
-    return found
+    return first_part
 
 
 def main() -> None:
@@ -79,15 +79,15 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--fit-on", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--ess", type=float, nargs="+", default=[0.95, 0.9, 0.85, 0.8])
-    asked = parser.parse_args()
-    run = RunDirectory(asked.run)
+    options = parser.parse_args()
+    run = RunDirectory(options.run)
     for name, sample in read_samples(run, run.read_manifest()).items():
         pair = sample.data.pair
         assert pair is not None, f"{pair_text(name)} has no usable response"
         lengths = pair.sequences.lengths
         print(f"\n{pair_text(name)}: {lengths.size} responses, {np.median(lengths):.0f} tokens at the median, ", end="")
         print(f"{lengths.max()} at most\n")
-        for row in (list(HEADS), ["---"] * len(HEADS), *rows(pair, asked.fit_on, asked.ess)):
+        for row in (list(HEADS), ["---"] * len(HEADS), *rows(pair, options.fit_on, options.ess)):
             print("| " + " | ".join(row) + " |")
 
 

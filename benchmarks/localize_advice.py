@@ -33,16 +33,16 @@ def measure(model: str, scratch: Path) -> tuple[Estimate, Estimate]:
     """Share of the token KL that the head in FP32 removes on the training side: predicted, and realised elsewhere."""
     made = None if model == "demo" else make_checkpoint(scratch / "checkpoint", model, num_hidden_layers=4)
     path = str(made or resolve_model(ModelSettings(path="demo")))
-    asked = {"model": {"path": path}, "prompts": PROMPTS, "sampling": {**SAMPLING, "seed": 0}}
-    localization = localize(parse_settings(LocalizeSettings, asked), scratch / "localize", lambda *told: None)
+    values = {"model": {"path": path}, "prompts": PROMPTS, "sampling": {**SAMPLING, "seed": 0}}
+    localization = localize(parse_settings(LocalizeSettings, values), scratch / "localize", lambda *messages: None)
     assert localization.interventions is not None
     predicted = next(
         intervention.removed
         for intervention in localization.interventions.ranked
         if (intervention.side, intervention.part) == ("train", "lm_head")
     )
-    plain = _compared(scratch / "plain", asked, {})
-    advised = _compared(scratch / "advised", asked, {"lm_head_dtype": "fp32"})
+    plain = _compared(scratch / "plain", values, {})
+    advised = _compared(scratch / "advised", values, {"lm_head_dtype": "fp32"})
     (pair,) = difference_of(plain, advised).pairs
     assert pair.comparison == "paired"
     ratio = pair.metrics["kl_k3"].ratio
@@ -52,12 +52,12 @@ def measure(model: str, scratch: Path) -> tuple[Estimate, Estimate]:
     return predicted, replace(ratio, value=1 - ratio.value, low=1 - ratio.high, high=1 - ratio.low)
 
 
-def _compared(path: Path, asked: dict[str, Any], training: dict[str, str]) -> RunDirectory:
+def _compared(path: Path, values: dict[str, Any], training: dict[str, str]) -> RunDirectory:
     """A comparison in BF16 on responses of another seed."""
     settings = parse_settings(
         CompareSettings,
         {
-            **asked,
+            **values,
             "pairs": [("bf16", "bf16")],
             "sampling": {**SAMPLING, "seed": 1},
             "engine": {"args": {"enforce_eager": True}},

@@ -33,16 +33,23 @@ def main() -> None:
     parser.add_argument("--num-prompts", default="4")
     parser.add_argument("--max-new-tokens", default="16")
     parser.add_argument("--dtype", nargs="*", default=["bf16", "fp32"])
-    given = parser.parse_args()
-    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", given.model, "--prompts", given.prompts]
-    words += ["--num-prompts", given.num_prompts, "--max-new-tokens", given.max_new_tokens, "--out", str(given.out)]
-    words += [word for dtype in given.dtype for word in ("--dtype", dtype)]
+    options = parser.parse_args()
+    words = [sys.executable, "-m", "mismatch_probe", "compare", "--model", options.model, "--prompts", options.prompts]
+    words += [
+        "--num-prompts",
+        options.num_prompts,
+        "--max-new-tokens",
+        options.max_new_tokens,
+        "--out",
+        str(options.out),
+    ]
+    words += [word for dtype in options.dtype for word in ("--dtype", dtype)]
     answer = subprocess.run([*words, "--dry-run", "--json"], capture_output=True, text=True, check=True)
-    found = DryRun.model_validate_json(answer.stdout).outlook
-    assert found is not None
+    outlook = DryRun.model_validate_json(answer.stdout).outlook
+    assert outlook is not None
     seen = watched(words)
     print("| job | foretold, GiB | seen, GiB | foretold / seen | in stage |\n|---|---|---|---|---|")
-    for job in found.memory:
+    for job in outlook.memory:
         stages = {stage: held for stage, held in seen.items() if job_of(stage) == job.process}
         worst = max(stages, key=lambda stage: stages[stage], default="")
         held = stages.get(worst, 0)
@@ -74,8 +81,8 @@ def watched(words: list[str]) -> dict[str, int]:
     for line in process.stderr:
         sys.stderr.write(line)
         if "stage " in line:
-            told = _STAGE.search(line.rstrip())
-            stage[0] = told.group(1) if told and "-" in told.group(1) else ""
+            match = _STAGE.search(line.rstrip())
+            stage[0] = match.group(1) if match and "-" in match.group(1) else ""
     process.wait()
     watcher.join()
     if process.returncode:
@@ -90,7 +97,7 @@ def job_of(stage: str) -> str:
 
 def largest_below(root: psutil.Process) -> int:
     try:
-        return max((int(one.memory_info().rss) for one in root.children(recursive=True)), default=0)
+        return max((int(child.memory_info().rss) for child in root.children(recursive=True)), default=0)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0
 

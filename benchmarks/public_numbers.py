@@ -37,7 +37,7 @@ class Law:
 
     name: str
     public: str
-    found: Callable[["Run"], str]
+    find: Callable[["Run"], str]
 
 
 class Run:
@@ -76,7 +76,7 @@ def estimate(columns: list[Floats], statistic: Statistic) -> str:
 def error_ratio(side: str) -> Callable[[Run], str]:
     """RMS error of BF16 over that of FP16, each against FP32 on its own responses."""
 
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         columns = []
         for name in (BF16, FP16):
             pair = run.pair(name)
@@ -87,30 +87,30 @@ def error_ratio(side: str) -> Callable[[Run], str]:
             columns += [run.sums(name, errors**2), run.sums(name, np.ones_like(errors))]
         return estimate(columns, lambda a, num_a, b, num_b: np.sqrt((a / num_a) / (b / num_b)))
 
-    return found
+    return find
 
 
 def of_errors(name: PairName, statistic: Statistic) -> Callable[[Run], str]:
     """Of the sums of e_pi^2, e_mu^2, e_pi e_mu and d^2."""
 
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         pair = run.pair(name)
         if pair is None or pair.log_ref is None:
             return ABSENT
         pi, mu = difference(pair.log_pi, pair.log_ref), difference(pair.log_mu, pair.log_ref)
         return estimate([run.sums(name, column) for column in (pi**2, mu**2, pi * mu, pair.diff**2)], statistic)
 
-    return found
+    return find
 
 
 def k3_over_half_square(name: PairName) -> Callable[[Run], str]:
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         pair = run.pair(name)
         if pair is None:
             return ABSENT
         return estimate([run.sums(name, k3(pair.diff)), run.sums(name, pair.diff**2 / 2)], lambda a, b: a / b)
 
-    return found
+    return find
 
 
 def k3(diff: Floats) -> Floats:
@@ -121,21 +121,21 @@ def k3(diff: Floats) -> Floats:
 def mean_by_probability(low: float, high: float) -> Callable[[Run], str]:
     """Mean abs(d) of BF16's tokens whose probability under the reference is in [low, high)."""
 
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         return estimate(list(_of_bin(run, low, high)[:2]), lambda a, num: a / num)
 
-    return found
+    return find
 
 
 def unsure_over_sure(*, by_doubt: bool) -> Callable[[Run], str]:
     """The first bin over the last one; `by_doubt` each in units of its mean 1 - p."""
 
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         chosen = [column for edges in (EDGES[:2], EDGES[-2:]) for column in _of_bin(run, *edges)]
         columns = [chosen[number] for number in ((0, 2, 3, 5) if by_doubt else (0, 1, 3, 4))]
         return estimate(columns, lambda a, below_a, b, below_b: (a / below_a) / (b / below_b))
 
-    return found
+    return find
 
 
 def _of_bin(run: Run, low: float, high: float) -> tuple[Floats, Floats, Floats]:
@@ -146,7 +146,7 @@ def _of_bin(run: Run, low: float, high: float) -> tuple[Floats, Floats, Floats]:
     likely = probability(pair.log_ref)
     chosen: Mask = (likely >= low) & (likely < high)
     deviation, count, doubt = (
-        run.sums(BF16, one * chosen) for one in (pair.abs_diff, np.ones_like(likely), 1 - likely)
+        run.sums(BF16, item * chosen) for item in (pair.abs_diff, np.ones_like(likely), 1 - likely)
     )
     return deviation, count, doubt
 
@@ -154,7 +154,7 @@ def _of_bin(run: Run, low: float, high: float) -> tuple[Floats, Floats, Floats]:
 def prefill_against_decode(statistic: str) -> Callable[[Run], str]:
     """mu's decode against its own prefill in BF16: mean abs(d), k3, or that k3 over the pair's."""
 
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         pair = run.pair(BF16)
         if pair is None or pair.log_mu_prefill is None:
             return ABSENT
@@ -163,13 +163,13 @@ def prefill_against_decode(statistic: str) -> Callable[[Run], str]:
         below = k3(pair.diff) if statistic == "share" else np.ones_like(own)
         return estimate([run.sums(BF16, tops[statistic]), run.sums(BF16, below)], lambda a, b: a / b)
 
-    return found
+    return find
 
 
 def outside_band(name: PairName, repeat: str) -> Callable[[Run], str]:
     """The share of tokens whose ratio of two passes of one side is outside BAND, of how many tokens."""
 
-    def found(run: Run) -> str:
+    def find(run: Run) -> str:
         pair = run.pair(name)
         if pair is None or repeat not in pair.repeats:
             return ABSENT
@@ -177,7 +177,7 @@ def outside_band(name: PairName, repeat: str) -> Callable[[Run], str]:
         outside = (again.diff < BAND[0]) | (again.diff > BAND[1])
         return f"{outside.mean():.2%} of {outside.size:,} ({(again.diff != 0).mean():.0%} differ)"
 
-    return found
+    return find
 
 
 def laws() -> Iterator[Law]:
@@ -230,7 +230,7 @@ def main() -> None:
     for name, size in sizes(runs).items():
         print(f"{name}: {size} responses\n")
     heads = ["law", "public", *(run.name for run in runs)]
-    for row in (heads, ["---"] * len(heads), *([law.name, law.public, *map(law.found, runs)] for law in laws())):
+    for row in (heads, ["---"] * len(heads), *([law.name, law.public, *map(law.find, runs)] for law in laws())):
         print(f"| {' | '.join(row)} |")
 
 

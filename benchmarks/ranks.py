@@ -95,8 +95,10 @@ def measure(size: int, way: str, folder: Path) -> Measured:
     ranks = settings.num_ranks or 1
     with TemporaryDirectory() as scratch, places_here(ranks) as places:
         noted = str(Path(scratch) / "bytes")
-        asked = (str(folder), settings.model_dump(mode="json"), noted)
-        jobs = [in_place(Job(way, follows if place.rank else leads, asked, "training", ""), place) for place in places]
+        arguments = (str(folder), settings.model_dump(mode="json"), noted)
+        jobs = [
+            in_place(Job(way, follows if place.rank else leads, arguments, "training", ""), place) for place in places
+        ]
         seconds = run_together(jobs[0], jobs[1:], lambda message: None)
         return Measured(size, way, json.loads(Path(noted).read_text()), seconds)
 
@@ -107,17 +109,17 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
     batch = [
         TokenSequence(str(row), [1], random.integers(0, _VOCABULARY, _TOKENS).tolist()) for row in range(_RESPONSES)
     ]
-    asked = TrainingPathSettings.model_validate(settings)
-    load = Scorer.load if asked.num_ranks is None else RanksScorer
-    if asked.num_ranks is not None:
+    path_settings = TrainingPathSettings.model_validate(settings)
+    load = Scorer.load if path_settings.num_ranks is None else RanksScorer
+    if path_settings.num_ranks is not None:
         group.join(RankPlace.from_json(place))
     seconds = []
-    with Noting(noted, place), load(Path(folder), Dtype.FP32, asked) as scorer:
+    with Noting(noted, place), load(Path(folder), Dtype.FP32, path_settings) as scorer:
         for _ in range(_REPEATS):
             began = time.perf_counter()
             scorer.score_batch(batch)
             seconds.append(time.perf_counter() - began)
-    if asked.num_ranks is not None:
+    if path_settings.num_ranks is not None:
         group.dismiss()
     return min(seconds)
 
@@ -185,11 +187,11 @@ def written(sizes: Sequence[Architecture], measured: dict[str, list[Measured]]) 
     ]
     for number, size in enumerate(sizes):
         for way, results in measured.items():
-            one, alone = results[number], measured["one process"][number]
+            result, alone = results[number], measured["one process"][number]
             weights = weight_bytes(way, size) / _MEGABYTE
             lines.append(
-                f"| {size.parameters / 1e6:.1f} M | {way} | {one.bytes / _MEGABYTE:.0f} ({weights:.0f}) | "
-                f"{one.seconds / alone.seconds:.2f} |"
+                f"| {size.parameters / 1e6:.1f} M | {way} | {result.bytes / _MEGABYTE:.0f} ({weights:.0f}) | "
+                f"{result.seconds / alone.seconds:.2f} |"
             )
     lines += [
         "",
@@ -198,8 +200,8 @@ def written(sizes: Sequence[Architecture], measured: dict[str, list[Measured]]) 
     lines += ["", "| way | bytes for one of the model's | memory foretold | measured | time measured / foretold |"]
     lines += ["|---|---|---|---|---|"]
     for way, results in measured.items():
-        slope, memory = line_through([weight_bytes(way, size) for size in sizes], [one.bytes for one in results])
-        _, seconds = line_through([size.parameters for size in sizes], [one.seconds for one in results])
+        slope, memory = line_through([weight_bytes(way, size) for size in sizes], [result.bytes for result in results])
+        _, seconds = line_through([size.parameters for size in sizes], [result.seconds for result in results])
         last = results[-1]
         lines.append(
             f"| {way} | {slope:.2f} | {memory / _MEGABYTE:.0f} MB | {last.bytes / _MEGABYTE:.0f} MB | "

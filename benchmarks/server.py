@@ -55,8 +55,10 @@ def same_as_here(run: RunDirectory, side: str) -> str:
         if (name := sampler.removeprefix("infer-")) in tokens:
             tokens[name][row_id.partition("@")[0]] = ids
     same = [key for key, ids in tokens["bf16"].items() if tokens[side][key] == ids]
-    apart = max((float(np.abs(decoded["bf16"][key] - decoded[side][key]).max()) for key in same), default=float("nan"))
-    return f"{len(same)} of {len(tokens['bf16'])} responses, log-probs at most {write_number(apart)} nats apart"
+    largest_gap = max(
+        (float(np.abs(decoded["bf16"][key] - decoded[side][key]).max()) for key in same), default=float("nan")
+    )
+    return f"{len(same)} of {len(tokens['bf16'])} responses, log-probs at most {write_number(largest_gap)} nats apart"
 
 
 def main() -> None:
@@ -80,14 +82,14 @@ def publish(run: RunDirectory, seconds: float) -> None:
     stages = run.read_manifest().stages
     print(f"{seconds:.0f} s.\n\n| pair | verdict | {' | '.join(METRICS)} | KL, times bf16/bf16 |\n{'|---' * 6}|")
     for pair in run.read_summary().pairs:
-        told = pair.settings_told_apart
-        ratio = "" if told is None else write_estimate(told.ratios.get("kl_k3"))
+        contrast = pair.settings_told_apart
+        ratio = "" if contrast is None else write_estimate(contrast.ratios.get("kl_k3"))
         figures = " | ".join(str(write_estimate(pair.metrics.get(name))) for name in METRICS)
         print(f"| {pair_label(pair)} | {pair.verdict.kind}: {pair.verdict.code} | {figures} | {ratio} |")
     print("\n| side | tokens as the engine here | found out by asking |\n|---|---|---|")
     for side in ("generate", "completions"):
-        asked = json.dumps(stages[f"sample-{side}"].effective_settings["asked"]).strip("{}").replace('"', "")
-        print(f"| {side} | {same_as_here(run, side)} | {asked} |")
+        asked_text = json.dumps(stages[f"sample-{side}"].effective_settings["asked"]).strip("{}").replace('"', "")
+        print(f"| {side} | {same_as_here(run, side)} | {asked_text} |")
 
 
 if __name__ == "__main__":

@@ -104,11 +104,13 @@ def without(settings: str, sides: Sequence[str]) -> str:
 
 
 def row(pair: PairSummary, planted: Path) -> str:
-    told = pair.settings_told_apart
-    settings = "" if told is None else ", ".join(told.settings).replace(f"{planted}/", "")
-    ratio = "" if told is None else f"{write_estimate(told.ratios.get('kl_k3'))} of {sides_label(*told.beside)}"
+    contrast = pair.settings_told_apart
+    settings = "" if contrast is None else ", ".join(contrast.settings).replace(f"{planted}/", "")
+    ratio = (
+        "" if contrast is None else f"{write_estimate(contrast.ratios.get('kl_k3'))} of {sides_label(*contrast.beside)}"
+    )
     verdict = f"{pair.verdict.kind}: {pair.verdict.code}"
-    by_rounding = BY_ROUNDING[None if told is None else told.is_rounding]
+    by_rounding = BY_ROUNDING[None if contrast is None else contrast.is_rounding]
     kl = write_estimate(pair.metrics.get("kl_k3"))
     return f"| {pair_label(pair)} | {verdict} | {kl} | {settings} | {ratio} | {by_rounding} |"
 

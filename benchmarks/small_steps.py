@@ -124,13 +124,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--runs", type=int, default=100)
-    asked = parser.parse_args()
-    pool = measured(asked.run)
+    options = parser.parse_args()
+    pool = measured(options.run)
     print(f"| | {' | '.join(PROMPTS)} |", "|---|" + "---|" * len(PROMPTS), sep="\n")
-    cells = [wrong(pool, size, asked.runs) for size in PROMPTS.values()]
-    print(f"| clean, of {asked.runs} runs of {STEPS} steps | {' | '.join(cells)} |", flush=True)
+    cells = [wrong(pool, size, options.runs) for size in PROMPTS.values()]
+    print(f"| clean, of {options.runs} runs of {STEPS} steps | {' | '.join(cells)} |", flush=True)
     for name, (fault, guard) in FAULTS.items():
-        cells = [delay(pool, size, max(1, asked.runs // 10), fault, guard) for size in PROMPTS.values()]
+        cells = [delay(pool, size, max(1, options.runs // 10), fault, guard) for size in PROMPTS.values()]
         print(f"| {name}, `{guard}` | {' | '.join(cells)} |", flush=True)
 
 

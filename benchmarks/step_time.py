@@ -105,12 +105,12 @@ def main() -> None:
 
 def print_phases(steps: list[dict[str, float]]) -> None:
     """Where our steps of all rounds went, medians."""
-    whole = statistics.median(step["time/step_seconds"] for step in steps)
+    median_seconds = statistics.median(step["time/step_seconds"] for step in steps)
     seconds = {phase: statistics.median(step[f"time/{phase}_seconds"] for step in steps) for phase in PHASES}
     tokens = statistics.median(step["time/tokens_per_second"] * step["time/step_seconds"] for step in steps)
-    print(f"our step: {whole:.3f} s, {tokens:.0f} response tokens")
+    print(f"our step: {median_seconds:.3f} s, {tokens:.0f} response tokens")
     for phase, spent in seconds.items():
-        print(f"  {phase:8} {spent:.4f} s  {spent / whole:6.1%}")
+        print(f"  {phase:8} {spent:.4f} s  {spent / median_seconds:6.1%}")
     guarding = statistics.median(
         sum(step[f"time/{phase}_seconds"] for phase in GUARDING) / step["time/step_seconds"] for step in steps
     )

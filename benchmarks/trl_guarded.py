@@ -102,9 +102,9 @@ def run(name: str, folder: Path) -> None:
 
     steps, decisions = Steps(), list[dict[str, Any]]()
 
-    def reward(completions: list[Any], answer: list[str], **given: Any) -> list[float]:
-        rewards = solved(completions, answer, **given)
-        if given["trainer_state"].global_step + 1 < onset or fault not in ("NaN reward", "constant rewards"):
+    def reward(completions: list[Any], answer: list[str], **arguments: Any) -> list[float]:
+        rewards = solved(completions, answer, **arguments)
+        if arguments["trainer_state"].global_step + 1 < onset or fault not in ("NaN reward", "constant rewards"):
             return rewards
         return [1.0] * len(rewards) if fault == "constant rewards" else [float("nan"), *rewards[1:]]
 
@@ -127,11 +127,11 @@ def run(name: str, folder: Path) -> None:
         guards = guard(trainer, probe=True)
         observe = guards.observe
 
-        def recorded(*given: Any, **named: Any) -> Any:
-            decision = observe(*given, **named)
-            told = {"step": decision.step, "guards": [event.guard for event in decision.events]}
-            said = str(decision.diagnosis) if decision.stop else ""
-            decisions.append({**told, "skip": decision.skip, "stop": decision.stop, "diagnosis": said})
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            decision = observe(*arguments, **named)
+            answer = {"step": decision.step, "guards": [event.guard for event in decision.events]}
+            diagnosis = str(decision.diagnosis) if decision.stop else ""
+            decisions.append({**answer, "skip": decision.skip, "stop": decision.stop, "diagnosis": diagnosis})
             return decision
 
         guards.observe = recorded  # type: ignore[method-assign]
@@ -159,8 +159,8 @@ def plant(fault: str, onset: int, trainer: Any) -> None:
         plant_in_batch(fault, onset, trainer)
 
     def from_then_on(do: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-        def chosen(*given: Any, **named: Any) -> Any:
-            return (instead if trainer.state.global_step + 1 >= onset else do)(*given, **named)
+        def chosen(*arguments: Any, **named: Any) -> Any:
+            return (instead if trainer.state.global_step + 1 >= onset else do)(*arguments, **named)
 
         return chosen
 
@@ -169,9 +169,9 @@ def plant(fault: str, onset: int, trainer: Any) -> None:
     if fault == "temperature 0.7":
         generate = generation.generate
 
-        def cooler(*given: Any, **named: Any) -> Any:
+        def cooler(*arguments: Any, **named: Any) -> Any:
             generation.temperature = 0.7
-            return generate(*given, **named)
+            return generate(*arguments, **named)
 
         generation.generate = from_then_on(generate, cooler)
 
@@ -183,15 +183,15 @@ def plant_once(fault: str, onset: int, trainer: Any) -> None:
     def is_now() -> bool:
         return bool(trainer.state.global_step + 1 == onset)
 
-    def spoiled_gradient(model: Any, *given: Any, **named: Any) -> Any:
-        loss = learn(model, *given, **named)
+    def spoiled_gradient(model: Any, *arguments: Any, **named: Any) -> Any:
+        loss = learn(model, *arguments, **named)
         if is_now():
-            parameter = next(one for one in model.parameters() if one.grad is not None)
+            parameter = next(each_parameter for each_parameter in model.parameters() if each_parameter.grad is not None)
             parameter.grad.view(-1)[0] = float("inf" if fault.startswith("infinite") else "nan")
         return loss
 
-    def spoiled_loss(*given: Any, **named: Any) -> Any:
-        return compute(*given, **named) * (float("nan") if is_now() else 1.0)
+    def spoiled_loss(*arguments: Any, **named: Any) -> Any:
+        return compute(*arguments, **named) * (float("nan") if is_now() else 1.0)
 
     if fault.startswith("NaN loss"):
         trainer.compute_loss = spoiled_loss
@@ -209,16 +209,16 @@ def plant_in_batch(fault: str, onset: int, trainer: Any) -> None:
     def is_faulty() -> bool:
         return bool(trainer.state.global_step + 1 >= onset)
 
-    def masked(*given: Any, **named: Any) -> Any:
-        output = score(*given, **named)
+    def masked(*arguments: Any, **named: Any) -> Any:
+        output = score(*arguments, **named)
         return {**output, "completion_mask": torch.zeros_like(output["completion_mask"])} if is_faulty() else output
 
-    def of_the_onset(inputs: Any, *given: Any, **named: Any) -> Any:
-        return score(kept.setdefault("inputs", inputs) if is_faulty() else inputs, *given, **named)
+    def of_the_onset(inputs: Any, *arguments: Any, **named: Any) -> Any:
+        return score(kept.setdefault("inputs", inputs) if is_faulty() else inputs, *arguments, **named)
 
-    def answered_before(*given: Any, **named: Any) -> Any:
+    def answered_before(*arguments: Any, **named: Any) -> Any:
         if not is_faulty() or "answers" not in kept:
-            answers = generate(*given, **named)
+            answers = generate(*arguments, **named)
             kept.update({"answers": answers} if is_faulty() else {})
             return answers
         return kept["answers"]
@@ -244,9 +244,9 @@ def equal_rows(logs: list[dict[str, float]]) -> list[str]:
     rows = []
     for theirs, ours in SAME.items():
         pairs = [(log[theirs], log[ours]) for log in logs if theirs in log and ours in log]
-        apart = max(abs(own - other) / max(abs(other), 1e-12) if other else abs(own) for other, own in pairs)
+        largest_gap = max(abs(own - other) / max(abs(other), 1e-12) if other else abs(own) for other, own in pairs)
         last = pairs[-1]
-        rows.append(f"| `{theirs}` | `{ours}` | {len(pairs)} | {last[0]:.6g} | {last[1]:.6g} | {apart:.1e} |")
+        rows.append(f"| `{theirs}` | `{ours}` | {len(pairs)} | {last[0]:.6g} | {last[1]:.6g} | {largest_gap:.1e} |")
     return rows
 
 

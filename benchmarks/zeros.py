@@ -102,12 +102,12 @@ def main() -> None:
 
 def _row(number: int, length: int, sureness: float, top_p: float | None, error: float = 0.0) -> str:
     drawn = draw(np.random.default_rng(0), (number, length), sureness, top_p, error)
-    whole, lost = shares(drawn, max(1, number // 20))
+    share, lost = shares(drawn, max(1, number // 20))
     half, _ = shares(drawn, max(1, number // 20), length // 2)
     sampler = "coarse log-softmax" if top_p is None else f"top-p {top_p:g}"
     zeros = (drawn.log_mu == 0).mean()
     return (
-        f"{drawn.entropy:.2f} | {sampler} | {length} | {100 * zeros:.0f} % | {100 * whole:.0f} % | {100 * half:.0f} % "
+        f"{drawn.entropy:.2f} | {sampler} | {length} | {100 * zeros:.0f} % | {100 * share:.0f} % | {100 * half:.0f} % "
         f"| {100 * lost:.2g} %"
     )
 

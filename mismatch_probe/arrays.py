@@ -30,7 +30,7 @@ Numbers: TypeAlias = SupportsArray | Tensor | Sequence[float | None]
 ArrayLike: TypeAlias = Numbers | Sequence[SupportsArray] | Sequence[Tensor] | Sequence[Sequence[float | None]]
 """Numbers of responses: an array or tensor [B, T] or [B], a list of B rows, or a list of B numbers; None is absent."""
 LabelsLike: TypeAlias = SupportsArray | Tensor | Sequence[object]
-"""What tells prompts apart: one value, such as a number or a text, or one row of token ids, a response [B]."""
+"""What identifies a prompt: one value, such as a number or a text, or one row of token ids, a response [B]."""
 
 
 @dataclass(frozen=True)

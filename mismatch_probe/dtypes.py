@@ -50,7 +50,7 @@ class Dtype(StrEnum):
 
     @property
     def rounds_coarsely(self) -> bool:
-        """Whether its rounding shows beside FP32's: two right sides in it differ, by errors of its size."""
+        """Whether its rounding is visible against FP32's: two right sides in it differ, by errors of its size."""
         return self.significand_bits < _FP32_SIGNIFICAND_BITS
 
     @property
@@ -104,7 +104,7 @@ class Dtype(StrEnum):
 
 
 COARSE: Final = tuple(dtype for dtype in Dtype if dtype.rounds_coarsely)
-"""Formats whose rounding shows beside FP32's."""
+"""Formats whose rounding is visible against FP32's."""
 COARSEST_FIRST: Final = sorted(COARSE, key=lambda dtype: dtype.significand_bits)
 """A number that is exact in BF16 and not too small for FP16 is exact in FP16 too."""
 COMPUTED_IN: Final = tuple(dtype for dtype in Dtype if dtype.is_computed_in)

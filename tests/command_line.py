@@ -36,5 +36,5 @@ def probe(*words: object, code: ExitCode | None = None) -> Answer:
         patch.setattr(sys, "argv", ["mismatch-probe", *given])
         ended = run(given)
     answer = Answer(ended, output.getvalue(), errors.getvalue())
-    assert code is None or ended == code, answer.stderr
+    assert code is None or ended == code, answer
     return answer

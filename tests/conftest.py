@@ -186,8 +186,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line("\n".join(left))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """A failure shows what the commands and jobs of the test wrote into its folder, which is gone where CI runs."""
+    report: Any = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for file in sorted({*folder.rglob("stderr"), *folder.rglob("logs/*.log")}):
+            report.sections.append((f"the end of {file}", file.read_text(errors="replace")[-_SHOWN_CHARACTERS:]))
+    return report
+
+
 _START: Final = pytest.StashKey[float]()
 _LEFT: Final = pytest.StashKey[list[str]]()
+_SHOWN_CHARACTERS: Final = 4000
 _LEAVING_SECONDS: Final = 5.0
 _MANY_MODULES: Final = 50
 _MANY_OBJECTS: Final = 20_000

@@ -40,8 +40,8 @@ class LightPython:
 
     def run(self, words: Sequence[object], folder: Path, streams: dict[int, int]) -> int:
         """The exit code of the words in a folder; a standard stream without a descriptor in `streams` is closed."""
-        asked = {"words": [str(word) for word in words], "folder": str(folder), "open": list(streams)}
-        send(self._control, asked, list(streams.values()))
+        request = {"words": [str(word) for word in words], "folder": str(folder), "open": list(streams)}
+        send(self._control, request, list(streams.values()))
         code = read_number(self._ended)
         assert code is not None, "the interpreter that is forked has ended"
         return code
@@ -57,12 +57,12 @@ def _forked(control: socket.socket, ended: int) -> bool:
     importlib.import_module("tests.ready_commands")
     gc.freeze()
     while (received := receive(control)) is not None:
-        asked, descriptors = received
+        request, descriptors = received
         pid = os.fork()
         if pid == 0:
             control.close()
             os.close(ended)
-            _dress(asked, descriptors)
+            _dress(request, descriptors)
             return True
         for descriptor in descriptors:
             os.close(descriptor)
@@ -70,19 +70,19 @@ def _forked(control: socket.socket, ended: int) -> bool:
     return False
 
 
-def _dress(asked: dict[str, Any], descriptors: list[int]) -> None:
+def _dress(request: dict[str, Any], descriptors: list[int]) -> None:
     for standard in STANDARD:
         os.close(standard)
-    for standard, descriptor in zip(asked["open"], descriptors, strict=True):
+    for standard, descriptor in zip(request["open"], descriptors, strict=True):
         os.dup2(descriptor, standard)
     for descriptor in descriptors:
         os.close(descriptor)
     for standard, name in STANDARD.items():
-        stream = _stream(standard) if standard in asked["open"] else None
+        stream = _stream(standard) if standard in request["open"] else None
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    os.chdir(asked["folder"])
-    sys.argv = ["mismatch_probe", *asked["words"]]
+    os.chdir(request["folder"])
+    sys.argv = ["mismatch_probe", *request["words"]]
 
 
 def _stream(standard: int) -> io.TextIOWrapper:

@@ -29,23 +29,23 @@ def warm_program() -> Iterator[str]:
             yield f"{sys.executable} -S -E {_ASKS} {meeting}"
 
 
-def serve(told: Send, meeting: str) -> None:
+def serve(send: Send, meeting: str) -> None:
     """Fork for each request and give its exit code, one after the other."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(meeting)
         listening.listen()
-        told("listens")
+        send("listens")
         while True:
             control, _ = listening.accept()
             with control:
                 received = receive(control)
                 assert received is not None
-                asked, streams = received
+                request, streams = received
                 pid = os.fork()
                 if pid == 0:
                     os.environ.clear()
-                    os.chdir(asked["folder"])
-                    become(["mismatch_probe", *asked["words"]], asked["environment"], streams)
+                    os.chdir(request["folder"])
+                    become(["mismatch_probe", *request["words"]], request["environment"], streams)
                 for stream in streams:
                     os.close(stream)
                 send_number(control.fileno(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -59,10 +59,10 @@ def measured(command: list[str]) -> tuple[float, float, int, str]:
 def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_tokens: int) -> Cost:
     command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", dtype.torch_name]
     command += ["--prompts", str(prompts), "--max-new-tokens", str(max_new_tokens)]
-    *whole, output = measured(command)
+    *command_figures, output = measured(command)
     answer = json.loads(output.splitlines()[-1])
     seconds, tokens = answer["seconds"], answer["tokens"]
-    return Cost(*whole, *(seconds[phase] / tokens for phase in ("generation", "scoring", "reference")))
+    return Cost(*command_figures, *(seconds[phase] / tokens for phase in ("generation", "scoring", "reference")))
 
 
 def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_new_tokens: int, folder: Path) -> Cost:
@@ -74,16 +74,16 @@ def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_ne
     out = folder / "run"
     command = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--dtype", dtype, "--out", str(out)]
     command += ["--config", str(config), "--prompts", source, "--num-prompts", str(num_prompts)]
-    *whole, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
+    *command_figures, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
     stages = RunDirectory(out).read_manifest().stages
     phases = [stages[name] for name in (f"sample-{dtype}", f"score-train-{dtype}", "score-ref-fp32")]
-    return Cost(*whole, *(stage.seconds / stage.tokens for stage in phases))
+    return Cost(*command_figures, *(stage.seconds / stage.tokens for stage in phases))
 
 
 def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:
     def ratio(attribute: str) -> str:
         pairs = zip(ours, theirs, strict=True)
-        return f"{median(getattr(one, attribute) / getattr(other, attribute) for one, other in pairs):.2f}"
+        return f"{median(getattr(item, attribute) / getattr(other, attribute) for item, other in pairs):.2f}"
 
     attributes = ("wall_seconds", "processor_seconds", "work", "generation", "scoring", "reference", "peak_bytes")
     return f"| {name} | " + " | ".join(ratio(attribute) for attribute in attributes) + " |"

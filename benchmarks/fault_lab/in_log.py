@@ -26,9 +26,9 @@ def edit_leg(run: RunDirectory, name: str, edit: Edit) -> None:
     run.summary_path.unlink(missing_ok=True)
 
 
-def relabel_engine(run: RunDirectory, asked: Dtype, really: Dtype) -> None:
+def relabel_engine(run: RunDirectory, dtype_asked: Dtype, really: Dtype) -> None:
     """The responses and legs of the engine in `really` pass for those of the engine in `asked`."""
-    old, new = f"infer-{really}", f"infer-{asked}"
+    old, new = f"infer-{really}", f"infer-{dtype_asked}"
 
     def renamed(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"id": row["id"].replace(f"@{old}", f"@{new}")}

@@ -62,7 +62,7 @@ def in_dtype(folder: Path, really: Dtype) -> OpenScorer:
     return open_one
 
 
-def behind(folder: Path, prefix: list[int]) -> OpenScorer:
+def behind_prefix(folder: Path, prefix: list[int]) -> OpenScorer:
     """Every prompt with `prefix` before it."""
     return edited(
         folder,
@@ -78,6 +78,14 @@ def doubled(folder: Path) -> OpenScorer:
             replace(sequence, prompt_token_ids=sequence.prompt_token_ids[:1] + sequence.prompt_token_ids)
             for sequence in batch
         ],
+    )
+
+
+def first_missing(folder: Path) -> OpenScorer:
+    """Every prompt without its first token, which many models lean on more than on any other."""
+    return edited(
+        folder,
+        lambda batch: [replace(sequence, prompt_token_ids=sequence.prompt_token_ids[1:]) for sequence in batch],
     )
 
 

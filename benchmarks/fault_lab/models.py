@@ -89,14 +89,14 @@ def rope(folder: Path, *, times: float = 1.0, **more: Any) -> dict[str, Any]:
     """The checkpoint's `rope_parameters` with a base of so many times its own, and with `more`: of all layers, or of
     each kind of layers where the config tells them apart.
     """
-    given = read_config(folder)["rope_parameters"]
-    if "rope_theta" in given:
-        return _rope_of(given, times, more)
-    return {kind: _rope_of(one, times, more) for kind, one in given.items()}
+    rope_parameters = read_config(folder)["rope_parameters"]
+    if "rope_theta" in rope_parameters:
+        return _rope_of(rope_parameters, times, more)
+    return {kind: _rope_of(item, times, more) for kind, item in rope_parameters.items()}
 
 
-def _rope_of(given: dict[str, Any], times: float, more: dict[str, Any]) -> dict[str, Any]:
-    return given | {"rope_theta": given["rope_theta"] * times} | more
+def _rope_of(rope_parameters: dict[str, Any], times: float, more: dict[str, Any]) -> dict[str, Any]:
+    return rope_parameters | {"rope_theta": rope_parameters["rope_theta"] * times} | more
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -31,15 +31,15 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path) ->
     """Write `fault-lab.md` and `fault-lab.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "fault-lab.json"
-    judged = {model: date.today().isoformat() for model in sorted({one.model for one in clean})}
+    judged = {model: date.today().isoformat() for model in sorted({outcome.model for outcome in clean})}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        kept = [one for one in map(read_clean_outcome, before["clean"]) if one.model not in judged]
-        outcomes = [*(one for one in map(read_outcome, before["faults"]) if one.model not in judged), *outcomes]
+        kept = [item for item in map(read_clean_outcome, before["clean"]) if item.model not in judged]
+        outcomes = [*(item for item in map(read_outcome, before["faults"]) if item.model not in judged), *outcomes]
         clean = [*kept, *clean]
-        judged |= {one.model: before["judged"][one.model] for one in kept}
-    outcomes.sort(key=lambda one: _place(one.model))
-    clean.sort(key=lambda one: _place(one.model))
+        judged |= {item.model: before["judged"][item.model] for item in kept}
+    outcomes.sort(key=lambda outcome: _place(outcome.model))
+    clean.sort(key=lambda outcome: _place(outcome.model))
     record = {"judged": judged, "clean": as_json(clean), "faults": as_json(outcomes)}
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     parts = (
@@ -66,7 +66,7 @@ def _command(models: Sequence[str]) -> str:
 
 def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], models: Sequence[str]) -> str:
     usual = [outcome for outcome in outcomes if outcome.usual]
-    accused = sum(one.is_accused for one in clean)
+    accused = sum(outcome.is_accused for outcome in clean)
     lines = [
         "# Fault lab",
         "",
@@ -76,8 +76,8 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], models: Sequenc
         f"included: {_named(outcomes)}.",
         *_held_out(usual),
         "- From the data alone, the settings of both sides hidden: "
-        f"{_share(_is_right(one.alone.code, one) for one in usual)}; without the FP32 pair as well: "
-        f"{_share(_is_right(one.sixteen_bit.code, one) for one in usual)}, the rest undecided.",
+        f"{_share(_is_right(outcome.alone.code, outcome) for outcome in usual)}; without the FP32 pair as well: "
+        f"{_share(_is_right(outcome.sixteen_bit.code, outcome) for outcome in usual)}, the rest undecided.",
         "- A wrong cause named, where `unexplained` would have been honest: "
         f"{sum(_is_wrong(outcome.full.code, outcome) for outcome in outcomes)} of {len(outcomes)}; from the data alone "
         f"{sum(_is_wrong(outcome.alone.code, outcome) for outcome in outcomes)}; without the FP32 pair as well "
@@ -90,17 +90,17 @@ def _summary(outcomes: list[Outcome], clean: list[CleanOutcome], models: Sequenc
 
 
 def _held_out(usual: list[Outcome]) -> Iterator[str]:
-    if found := [one for one in usual if one.model in HELD_OUT]:
+    if held_out := [outcome for outcome in usual if outcome.model in HELD_OUT]:
         models = ", ".join(HELD_OUT)
-        yield f"- The same on the architectures on which no threshold was chosen ({models}): **{_named(found)}**."
+        yield f"- The same on the architectures on which no threshold was chosen ({models}): **{_named(held_out)}**."
 
 
 def _models(outcomes: list[Outcome], clean: list[CleanOutcome], judged: Mapping[str, str]) -> str:
     rows = []
     for model in sorted(judged, key=_place):
-        ours = [one for one in outcomes if one.model == model]
-        accused = [one.is_accused for one in clean if one.model == model]
-        usual = [one for one in ours if one.usual]
+        ours = [outcome for outcome in outcomes if outcome.model == model]
+        accused = [outcome.is_accused for outcome in clean if outcome.model == model]
+        usual = [outcome for outcome in ours if outcome.usual]
         rows.append((model, judged[model], _named(usual), _named(ours), f"{sum(accused)} of {len(accused)}"))
     heads = ("model", "judged on", "named, usual strengths", "named, all strengths", "clean pairs accused")
     return _table("Models", heads, rows)
@@ -121,18 +121,18 @@ def _faults(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         by_fault[outcome.fault].append(outcome)
     rows = []
-    for fault, found in by_fault.items():
+    for fault, held_out in by_fault.items():
         weakest: dict[str, list[str]] = defaultdict(list)
-        for model in dict.fromkeys(one.model for one in found):
-            weakest[_weakest([one for one in found if one.model == model])].append(model)
+        for model in dict.fromkeys(item.model for item in held_out):
+            weakest[_weakest([item for item in held_out if item.model == model])].append(model)
         rows.append(
             (
                 fault,
-                found[0].where,
-                " or ".join(found[0].expected),
-                _share(one.is_named for one in found),
-                _share(_is_right(one.alone.code, one) for one in found),
-                _share(_is_right(one.sixteen_bit.code, one) for one in found),
+                held_out[0].where,
+                " or ".join(held_out[0].expected),
+                _share(item.is_named for item in held_out),
+                _share(_is_right(item.alone.code, item) for item in held_out),
+                _share(_is_right(item.sixteen_bit.code, item) for item in held_out),
                 "; ".join(f"{strength} ({len(models)})" for strength, models in weakest.items()),
             )
         )
@@ -185,8 +185,8 @@ def _weakest(outcomes: Sequence[Outcome]) -> str:
 
 
 def _share(hits: Iterable[bool]) -> str:
-    given = list(hits)
-    return f"{sum(given)} of {len(given)}" + (f" ({sum(given) / len(given):.0%})" if len(given) > 9 else "")
+    flags = list(hits)
+    return f"{sum(flags)} of {len(flags)}" + (f" ({sum(flags) / len(flags):.0%})" if len(flags) > 9 else "")
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

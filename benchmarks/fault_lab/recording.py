@@ -91,8 +91,8 @@ def score_again(run: RunDirectory, open_scorer: OpenScorer) -> None:
         with open_scorer(stage.side.dtype, stage.side.role == "ref") as side:
             scored: list[ScoredSequence | None] = [None] * len(chosen)
             for rows in plan_batches([sequence.num_tokens for sequence in chosen], 8192):
-                for row, one in zip(rows, scored_with_starts(side.score, [chosen[row] for row in rows]), strict=True):
-                    scored[row] = one
+                for row, start in zip(rows, scored_with_starts(side.score, [chosen[row] for row in rows]), strict=True):
+                    scored[row] = start
             manifest.stages[stage.name].effective_settings = side.effective_settings
         legs.write(stage.leg, leg_table(chosen, [scores for scores in scored if scores is not None]))
     run.write_manifest(manifest)

@@ -85,7 +85,7 @@ def main(scratch: Path, models: list[str]) -> None:
         trials = run_model(model, checkpoint, at / "trials", MODELS[model], TRIALS, Workload.of_random_ids(before))
         shutil.rmtree(at)
         _keep(trials, scratch / f"{model}.json")
-    publish([one for path in sorted(scratch.glob("*.json")) for one in _read(path)], Path("reports"))
+    publish([item for path in sorted(scratch.glob("*.json")) for item in _read(path)], Path("reports"))
 
 
 def _keep(trials: list[Trial], path: Path) -> None:
@@ -96,12 +96,12 @@ def _keep(trials: list[Trial], path: Path) -> None:
 def _read(path: Path) -> list[Trial]:
     return [
         Trial(
-            one["model"],
-            one["side"],
-            one["fault"] and Fault(**one["fault"]),
-            [Suspect.model_validate(suspect) for suspect in one["suspects"]],
+            load["model"],
+            load["side"],
+            load["fault"] and Fault(**load["fault"]),
+            [Suspect.model_validate(suspect) for suspect in load["suspects"]],
         )
-        for one in json.loads(path.read_text())
+        for load in json.loads(path.read_text())
     ]
 
 

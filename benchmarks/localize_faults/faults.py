@@ -66,16 +66,16 @@ def changed_weights(fault: Fault, weights: dict[str, Tensor]) -> dict[str, Tenso
     """The checkpoint's tensors that the fault changes, in BF16 values."""
     generator = torch.Generator().manual_seed(fault.seed)
     head = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
-    found = {}
+    modules = {}
     for name, weight in weights.items():
         if fault.kind == "row" and name == head:
             row = int(fault.place.partition(":")[2])
-            found[name] = weight.clone()
-            found[name][row] = _off(weight[row], fault.strength, generator)
+            modules[name] = weight.clone()
+            modules[name][row] = _off(weight[row], fault.strength, generator)
         in_layer = name.startswith(f"model.layers.{fault.layer}.") and weight.dim() > 1
         if in_layer and (fault.kind == "layer" or (fault.kind == "weight" and f".{fault.place}." in name)):
-            found[name] = _off(weight, fault.strength, generator)
-    return found
+            modules[name] = _off(weight, fault.strength, generator)
+    return modules
 
 
 def _off(weight: Tensor, strength: float, generator: torch.Generator) -> Tensor:
@@ -165,8 +165,8 @@ def in_vllm(fault: Fault, engine: Any, weights: dict[str, Tensor], mean_square: 
             engine.llm.apply_model(lambda model: undo.append(_change_vllm(fault, model, mean_square)))
         yield
     finally:
-        for one in undo:
-            one()
+        for item in undo:
+            item()
 
 
 def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], Any]:

@@ -157,12 +157,14 @@ def _engine(scratch: Path) -> None:
     settings = EngineSettings(args={"enforce_eager": True})
     longest = max(map(len, workload.prompts)) + workload.new_tokens + 1
     with start_engine(str(folder), Dtype.BF16, settings, sampling, max_model_len=longest) as engine:
-        sampled = engine.sample([SampleRequest(one.prompt_id, one, i) for i, one in enumerate(prompts)], sampling)
+        sampled = engine.sample(
+            [SampleRequest(prompt.prompt_id, prompt, i) for i, prompt in enumerate(prompts)], sampling
+        )
         sequences = [response.sequence for response in sampled]
         batches = _batches(sequences)
         layout, _ = record_engine(engine, batches, store, modules=True)
         weights = _weights(folder)
-        for number, fault in enumerate(Fault(**one) for one in plan["faults"]):
+        for number, fault in enumerate(Fault(**item) for item in plan["faults"]):
             with in_vllm(fault, engine, weights, _mean_square(fault, store, INFER)):
                 record_engine(engine, batches, store, modules=True, side=f"infer-{number}")
     saved = {"layer_paths": layout["layer_paths"], "names": infer_names(layout)}
@@ -172,17 +174,17 @@ def _engine(scratch: Path) -> None:
 
 def _training(scratch: Path) -> None:
     plan = json.loads((scratch / "plan.json").read_text())
-    told = json.loads((scratch / SAMPLED).read_text())
+    plan_of_sampling = json.loads((scratch / SAMPLED).read_text())
     folder, store = Path(plan["folder"]), ActivationStore(scratch)
-    faults = [Fault(**one) for one in plan["faults"]]
-    batches = _batches([TokenSequence(f"p{i}", *row) for i, row in enumerate(told["rows"])])
+    faults = [Fault(**item) for item in plan["faults"]]
+    batches = _batches([TokenSequence(f"p{i}", *row) for i, row in enumerate(plan_of_sampling["rows"])])
     cpu = torch.device("cpu")
     model, arithmetic = load_training_model(folder, Dtype.BF16, TrainingPathSettings(), cpu, trust_remote_code=False)
     record_training(model, arithmetic, batches, store, modules=True)
     weights = _weights(folder)
     layers = undivided_modules(model)
     paths = [path for path, module in model.named_modules() if module in layers]
-    names = PlaceNames.of({"layer_paths": paths}, told["layout"])
+    names = PlaceNames.of({"layer_paths": paths}, plan_of_sampling["layout"])
     reference, exact, _ = load_reference_model(
         folder, Dtype.FP32, TrainingPathSettings(), cpu, rounded_to=None, trust_remote_code=False
     )
@@ -197,12 +199,12 @@ def _training(scratch: Path) -> None:
                 record_training(model, arithmetic, batches, store, modules=True, side=sides[1])
         walk = ReferenceWalk(reference, exact, store, modules=True, sides=sides)
         walk.run(batches)
-        suspects = [one.model_dump(mode="json") for one in _suspects(walk, batches, names)]
+        suspects = [suspect.model_dump(mode="json") for suspect in _suspects(walk, batches, names)]
         result = {"side": side, "fault": None if planted is None else asdict(planted), "suspects": suspects}
         with results.open("a") as file:
             file.write(json.dumps(result) + "\n")
         what = "nothing planted" if planted is None else f"{planted.label} in {side}, {planted.layer} {planted.place}"
-        print(f"{what}: {[(one['place'], one['layers']) for one in suspects]}", flush=True)
+        print(f"{what}: {[(suspect['place'], suspect['layers']) for suspect in suspects]}", flush=True)
         for faulty in set(sides) - {INFER, TRAIN}:
             shutil.rmtree(scratch / faulty)
 

@@ -21,7 +21,7 @@ def publish(trials: Sequence[Trial], folder: Path) -> None:
         "The other side, and all else on this one, rounds to BF16.",
         "",
         f"- Localised: **{_share(planted)}**.",
-        f"- Models accused with nothing planted: **{sum(bool(one.suspects) for one in clean)} of {len(clean)}**.",
+        f"- Models accused with nothing planted: **{sum(bool(trial.suspects) for trial in clean)} of {len(clean)}**.",
         "",
         "| fault | " + " | ".join(models) + " | all |",
         "|---|" + "---|" * (len(models) + 1),
@@ -32,7 +32,7 @@ def publish(trials: Sequence[Trial], folder: Path) -> None:
         lines.append(f"| {label} | {' | '.join(cells)} | {_share(same)} |")
     lines += ["", "## Missed", ""]
     missed = [trial for trial in planted if not trial.is_localized]
-    lines += [f"- {trial.model}, {trial.side}: {_told(trial)}" for trial in missed] or ["None."]
+    lines += [f"- {trial.model}, {trial.side}: {_sentence_of(trial)}" for trial in missed] or ["None."]
     lines += ["", "Made by `python -m benchmarks.localize_faults SCRATCH`."]
     (folder / "localize-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -41,7 +41,7 @@ def _share(trials: Sequence[Trial]) -> str:
     return f"{sum(trial.is_localized for trial in trials)} of {len(trials)}" if trials else ""
 
 
-def _told(trial: Trial) -> str:
+def _sentence_of(trial: Trial) -> str:
     assert trial.fault is not None
     where = trial.fault.place if trial.fault.layer is None else f"layer {trial.fault.layer} {trial.fault.place}"
     named = "; ".join(f"{suspect.place} in layers {suspect.layers}" for suspect in trial.suspects) or "nothing"

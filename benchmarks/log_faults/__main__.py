@@ -71,7 +71,7 @@ def main() -> None:
     kept = arguments.scratch / "outcomes"
     kept.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        for dtype in [one for one in design_of(model).dtypes if one in arguments.dtypes]:
+        for dtype in [each_dtype for each_dtype in design_of(model).dtypes if each_dtype in arguments.dtypes]:
             bench = prepared(model, dtype, arguments.scratch)
             done = {path.stem for path in kept.glob("*.json")}
             for outcome in outcomes(bench, arguments.only, done):
@@ -113,7 +113,7 @@ def outcomes(bench: Bench, only: str, done: set[str]) -> Iterator[Outcome]:
 
 def predictions_of(bench: Bench) -> AbstractContextManager[Predictions]:
     """Of the bench's responses, by its checkpoint."""
-    return Predictions.opened(bench.settings(), LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi)))
+    return Predictions.open(bench.settings(), LoggedTokens.of(logged(bench.sequences, bench.mu, bench.pi)))
 
 
 def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: LoggedSide) -> Outcome:
@@ -122,9 +122,9 @@ def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: Lo
     if fault is None:
         settings, log = bench.settings(), logged(bench.sequences, bench.mu, bench.pi)
     else:
-        settings, log = bench.settings(**fault.given), bench.log(side, fault.make(bench))
-    found = explain_with(predictions, settings, LoggedTokens.of(log))
-    said, other = _by_side(found, side)
+        settings, log = bench.settings(**fault.settings_given), bench.log(side, fault.make(bench))
+    explanation = explain_with(predictions, settings, LoggedTokens.of(log))
+    verdict, other = _by_side(explanation, side)
     seconds = time.monotonic() - start
     made = Outcome(
         model=bench.model,
@@ -134,10 +134,10 @@ def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: Lo
         side=side,
         outside=fault is not None and fault.outside,
         expected=["as_declared"] if fault is None else [str(code) for code in fault.expected],
-        codes=[said.code, *(cause.code for cause in said.also)],
+        codes=[verdict.code, *(cause.code for cause in verdict.also)],
         other_code=other.code,
-        sentence=said.sentence,
-        evidence=said.evidence[0],
+        sentence=verdict.sentence,
+        evidence=verdict.evidence[0],
         without_checkpoint=imported(log, bench.dtype),
         with_reference=imported(
             [replace(row, log_ref=ref) for row, ref in zip(log, bench.ref, strict=True)], bench.dtype
@@ -150,20 +150,20 @@ def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: Lo
     return replace(made, is_hidden=is_hidden, limit=figures)
 
 
-def _by_side(found: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
-    said = next(one.verdict for one in found.sides if one.side == side)
-    other = next(one.verdict for one in found.sides if one.side != side)
-    return said, other
+def _by_side(explanation: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:
+    verdict = next(each_side.verdict for each_side in explanation.sides if each_side.side == side)
+    other = next(each_side.verdict for each_side in explanation.sides if each_side.side != side)
+    return verdict, other
 
 
 def imported(log: Sequence[LoggedResponse], dtype: Dtype) -> list[str]:
     """Kind and code of what `import` says of the log, which has a reference where its responses do. A side that it
     takes for one that was not recorded leaves nothing to judge.
     """
-    given = LogSettings(train_dtype=dtype, infer_dtype=dtype, ref_is_exact=log[0].log_ref is not None)
+    settings_given = LogSettings(train_dtype=dtype, infer_dtype=dtype, ref_is_exact=log[0].log_ref is not None)
     with tempfile.TemporaryDirectory() as folder:
         source = Log("the log", "plain", [], log, lambda: [])
-        run = import_log(source, given, Path(folder) / "run", lambda num_tokens: None)
+        run = import_log(source, settings_given, Path(folder) / "run", lambda num_tokens: None)
         if not run.summary_path.exists():
             return ["broken", "not_recorded"]
         verdict = run.read_summary().verdict

@@ -43,7 +43,7 @@ class Bench:
     def sequences(self) -> list[TokenSequence]:
         """The responses that the engine sampled in this format, in the order of their prompts."""
         sampler = f"@infer-{self.dtype}"
-        return [one for one in sequences_of(read_table(self.run.rollouts_path)) if one.id.endswith(sampler)]
+        return [item for item in sequences_of(read_table(self.run.rollouts_path)) if item.id.endswith(sampler)]
 
     @cached_property
     def mu(self) -> Columns:
@@ -63,12 +63,14 @@ class Bench:
     def scored(self, open_scorer: OpenScorer, edit: EditLog | None = None) -> Columns:
         """The responses scored by a training path that a fault opens, in the contexts that `edit` gives them."""
         sequences = self.sequences if edit is None else edit(self.sequences)
-        found: dict[int, FloatArray] = {}
+        logprobs_of_rows: dict[int, FloatArray] = {}
         with open_scorer(self.arithmetic, False) as side:
             for batch in plan_batches([sequence.num_tokens for sequence in sequences], 2048):
                 scored = side.score([sequences[row] for row in batch])
-                found |= {row: one.logprobs.astype(np.float64) for row, one in zip(batch, scored, strict=True)}
-        return [found[row] for row in range(len(sequences))]
+                logprobs_of_rows |= {
+                    row: response.logprobs.astype(np.float64) for row, response in zip(batch, scored, strict=True)
+                }
+        return [logprobs_of_rows[row] for row in range(len(sequences))]
 
     def log(self, side: LoggedSide, columns: Columns) -> list[LoggedResponse]:
         """One side as it is, the other faulty."""
@@ -90,12 +92,12 @@ class Bench:
 def logged(sequences: Sequence[TokenSequence], mu: Columns, pi: Columns) -> list[LoggedResponse]:
     return [
         LoggedResponse(
-            where=one.id,
-            prompt_token_ids=np.array(one.prompt_token_ids, dtype=np.int32),
-            token_ids=np.array(one.token_ids, dtype=np.int32),
-            sampled=np.ones(len(one.token_ids), dtype=np.bool_),
+            where=sequence.id,
+            prompt_token_ids=np.array(sequence.prompt_token_ids, dtype=np.int32),
+            token_ids=np.array(sequence.token_ids, dtype=np.int32),
+            sampled=np.ones(len(sequence.token_ids), dtype=np.bool_),
             log_mu=mu[number],
             log_pi=pi[number],
         )
-        for number, one in enumerate(sequences)
+        for number, sequence in enumerate(sequences)
     ]

@@ -32,7 +32,7 @@ class Fault:
     strength: str
     expected: tuple[str, ...]
     make: Make
-    given: Mapping[str, Any] = field(default_factory=dict)
+    settings_given: Mapping[str, Any] = field(default_factory=dict)
     outside: bool = False
 
 
@@ -65,14 +65,14 @@ def _contexts(bench: Bench) -> Iterator[Fault]:
     yield _scored("first token", "twice", Code.PROMPT_PREFIX, in_training.doubled)
     yield _in_context("first token", "missing", Code.PROMPT_PREFIX, _without_first)
     if bench.model != "demo":
-        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.behind, [tokens.start])
+        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.behind_prefix, [tokens.start])
     yield _scored(
         "extra header",
         f"{len(tokens.text)} tokens, given",
         Code.PROMPT_PREFIX,
-        in_training.behind,
+        in_training.behind_prefix,
         tokens.text,
-        given={"headers": (tuple(tokens.text),)},
+        settings_given={"headers": (tuple(tokens.text),)},
     )
     yield _in_context(
         "left padding attended to",
@@ -140,7 +140,7 @@ def _outside(bench: Bench) -> Iterator[Fault]:
         outside=True,
     )
     header = _some_tokens(bench).text
-    yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.behind, header, outside=True)
+    yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.behind_prefix, header, outside=True)
 
 
 def _some_tokens(bench: Bench) -> SomeTokens:
@@ -155,14 +155,14 @@ def _scored(
     code: str,
     open_with: Callable[..., Any],
     *args: Any,
-    given: Mapping[str, Any] | None = None,
+    settings_given: Mapping[str, Any] | None = None,
     outside: bool = False,
     **kwargs: Any,
 ) -> Fault:
     def make(bench: Bench) -> Columns:
         return bench.scored(open_with(bench.checkpoint, *args, **kwargs))
 
-    return Fault(name, strength, (code,), make, given or {}, outside)
+    return Fault(name, strength, (code,), make, settings_given or {}, outside)
 
 
 def _in_context(name: str, strength: str, code: str, edit: EditLog) -> Fault:
@@ -173,26 +173,28 @@ def _in_context(name: str, strength: str, code: str, edit: EditLog) -> Fault:
 
 
 def _without_first(log: list[TokenSequence]) -> list[TokenSequence]:
-    return [replace(one, prompt_token_ids=one.prompt_token_ids[1:]) for one in log]
+    return [replace(response, prompt_token_ids=response.prompt_token_ids[1:]) for response in log]
 
 
 def _padded(log: list[TokenSequence], pad: int) -> list[TokenSequence]:
-    longest = max(len(one.prompt_token_ids) for one in log)
+    longest = max(len(response.prompt_token_ids) for response in log)
     return [
-        replace(one, prompt_token_ids=[pad] * (longest - len(one.prompt_token_ids)) + one.prompt_token_ids)
-        for one in log
+        replace(
+            response, prompt_token_ids=[pad] * (longest - len(response.prompt_token_ids)) + response.prompt_token_ids
+        )
+        for response in log
     ]
 
 
 def _packed(log: list[TokenSequence]) -> list[TokenSequence]:
     """Every second response behind the one before it."""
-    found = list(log)
+    changed = list(log)
     for row in range(1, len(log), 2):
         before = log[row - 1]
-        found[row] = replace(
+        changed[row] = replace(
             log[row], prompt_token_ids=before.prompt_token_ids + before.token_ids + log[row].prompt_token_ids
         )
-    return found
+    return changed
 
 
 def _in_dtype(bench: Bench, really: Dtype) -> Columns:
@@ -214,24 +216,24 @@ def _behind_cache(bench: Bench, folder: Path) -> Columns:
 
 
 def _of_pi(bench: Bench, edit: Callable[..., Columns], **arguments: Any) -> Columns:
-    return edit([one.copy() for one in bench.pi], **arguments)
+    return edit([column.copy() for column in bench.pi], **arguments)
 
 
 def _exchanged(columns: Columns, share: float) -> Columns:
     random = np.random.default_rng(0)
     chosen = random.permutation(len(columns))[: max(2, round(share * len(columns)))]
-    found = list(columns)
+    changed = list(columns)
     for row, donor in zip(chosen, np.roll(chosen, 1), strict=True):
-        found[row] = np.resize(columns[donor], len(columns[row]))
-    return found
+        changed[row] = np.resize(columns[donor], len(columns[row]))
+    return changed
 
 
 def _shifted(columns: Columns, by: int) -> Columns:
-    return [np.roll(one, by) for one in columns]
+    return [np.roll(column, by) for column in columns]
 
 
 def _spoiled(columns: Columns, value: float, share: float) -> Columns:
     random = np.random.default_rng(0)
-    for one in columns:
-        one[random.random(len(one)) < share] = value
+    for column in columns:
+        column[random.random(len(column)) < share] = value
     return columns

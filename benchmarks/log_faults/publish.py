@@ -32,8 +32,8 @@ def publish(outcomes: Outcomes, folder: Path) -> None:
         f"**{_share(held_out)}**.",
         f"- Missed and hidden by rounding, so that no test of the log could be counted on to see it: {len(hidden)}. Of "
         f"the others named: **{_share(visible)}**.",
-        f"- Clean logs accused: **{sum(not one['right'] for one in clean)} of {len(clean)}**, vLLM's side and the "
-        f"training path's in each; without a checkpoint {_count(clean, _alarm('without_checkpoint'))}, with a "
+        f"- Clean logs accused: **{sum(not outcome['right'] for outcome in clean)} of {len(clean)}**, vLLM's side and "
+        f"the training path's in each; without a checkpoint {_count(clean, _alarm('without_checkpoint'))}, with a "
         f"reference beside the columns {_count(clean, _alarm('with_reference'))}.",
         f"- Faults outside the list of hypotheses called unexplained: {_share(outside)}.",
         f"- Without a checkpoint: {_count(inside, _named('without_checkpoint'))} named, "
@@ -63,15 +63,15 @@ def _by_model(outcomes: Outcomes, clean: Outcomes) -> Iterator[str]:
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for outcome in outcomes:
         rows[outcome["model"], outcome["dtype"]].append(outcome)
-    accused = {(one["model"], one["dtype"]) for one in clean if not one["right"]}
+    accused = {(each_outcome["model"], each_outcome["dtype"]) for each_outcome in clean if not each_outcome["right"]}
     yield from ("## Models", "", "| model | responses | dtype | named | clean log accused |", "|---|---|---|---|---|")
     for (model, dtype), of_model in rows.items():
         design = design_of(model)
         held_out = ", held out" if design.held_out else ""
         family = f" ({design.family})" if isinstance(design.family, str) and design.family != model else ""
         size = f"{design.prompts} prompts x {design.samples}"
-        said = "yes" if (model, dtype) in accused else "no"
-        yield f"| {model}{family}{held_out} | {size} | {dtype} | {_share(of_model)} | {said} |"
+        answer = "yes" if (model, dtype) in accused else "no"
+        yield f"| {model}{family}{held_out} | {size} | {dtype} | {_share(of_model)} | {answer} |"
 
 
 def _table(outcomes: Outcomes, title: str) -> Iterator[str]:

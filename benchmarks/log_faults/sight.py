@@ -34,8 +34,8 @@ def limit(bench: Bench, fault: Fault) -> tuple[bool, str]:
     scores = float(np.sqrt(np.sum(moved**2)))
     size = f"it moves log-probs by {write_number(float(np.sqrt(np.mean(moved**2))))} times the floor rms"
     if Code.NOT_REPEATABLE not in fault.expected:
-        said = f"{size}, on which the best test has {write_number(scores)} standard errors of {LEAST_SCORES:g}"
-        return scores < LEAST_SCORES, said
+        sentence = f"{size}, on which the best test has {write_number(scores)} standard errors of {LEAST_SCORES:g}"
+        return scores < LEAST_SCORES, sentence
     degrees, odds = _odds_of_repeats(bench, faulty, Account(declared, unit))
     return odds < EVEN_ODDS, f"{size}; {degrees} degrees of freedom in repeated contexts, seen with odds of {odds:.0%}"
 
@@ -45,9 +45,9 @@ def _odds_of_repeats(bench: Bench, faulty: Columns, account: Account) -> tuple[i
     tokens = LoggedTokens.of(logged(bench.sequences, bench.mu, faulty))
     column = np.concatenate(faulty).astype(np.float64)
     judge = Judge(column, np.zeros_like(column), tokens.rows, np.ones(len(column), dtype=np.bool_))
-    found = repeats(tokens, judge, account)
-    if not found.degrees:
+    repeated_rows = repeats(tokens, judge, account)
+    if not repeated_rows.degrees:
         return 0, 0.0
-    spread = 1 + found.residual_floors**2
-    least = special.chdtri(found.degrees, WRONG_AT_MOST) * ROUNDING_FLOORS**2 / spread
-    return found.degrees, float(special.chdtrc(found.degrees, least))
+    spread = 1 + repeated_rows.residual_floors**2
+    least = special.chdtri(repeated_rows.degrees, WRONG_AT_MOST) * ROUNDING_FLOORS**2 / spread
+    return repeated_rows.degrees, float(special.chdtrc(repeated_rows.degrees, least))

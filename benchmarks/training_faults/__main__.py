@@ -53,23 +53,23 @@ def main() -> None:
     scratch: Path = arguments.scratch
     results, dtypes, words = Results(), arguments.dtypes, arguments.only
     until = time.monotonic() + arguments.seconds
-    told = partial(_told, results, until)
+    results_of = partial(_results_of, results, until)
     if "faults" in arguments.what:
         faults = [(fault, dtype) for dtype in dtypes for fault in chosen(dtype, words)]
-        results.faults = told(
+        results.faults = results_of(
             partial(fault_outcome, fault, dtype, fault.drawn(dtype, number), scratch)
             for number in arguments.draws
             for fault, dtype in faults
         )
     if "clean" in arguments.what:
         shapes = [(dtype, shape) for dtype in dtypes for shape in SHAPES if any(word in shape for word in words)]
-        results.clean = told(partial(clean_outcome, dtype, shape, scratch) for dtype, shape in shapes)
+        results.clean = results_of(partial(clean_outcome, dtype, shape, scratch) for dtype, shape in shapes)
     if "edge" in arguments.what and Dtype.FP16 in dtypes:
-        results.at_the_edge = told([partial(clean_outcome, Dtype.FP16, EDGE_SHAPE, scratch, OFTEN)])
+        results.at_the_edge = results_of([partial(clean_outcome, Dtype.FP16, EDGE_SHAPE, scratch, OFTEN)])
     if "answers" in arguments.what:
-        results.proofs = told(partial(proof, make, scratch) for make in PROOFS)
+        results.proofs = results_of(partial(proof, make, scratch) for make in PROOFS)
     if "cost" in arguments.what:
-        results.costs = told(partial(cost, dtype, scratch) for dtype in dtypes)
+        results.costs = results_of(partial(cost, dtype, scratch) for dtype in dtypes)
     if arguments.publish:
         publish(results, arguments.publish, shlex.join(["python", "-m", "benchmarks.training_faults", *sys.argv[1:]]))
     if results.not_run:
@@ -84,7 +84,7 @@ def chosen(dtype: Dtype, words: list[str]) -> list[Fault]:
     ]
 
 
-def _told(results: Results, until: float, works: Iterable[Callable[..., Result]]) -> list[Result]:
+def _results_of(results: Results, until: float, works: Iterable[Callable[..., Result]]) -> list[Result]:
     """What came of each, printed as it comes; what there was no time for is noted."""
     made = []
     for work in works:

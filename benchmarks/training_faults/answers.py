@@ -98,7 +98,7 @@ def switch_correction(scratch: Path, **changes: Any) -> Proof:
         {
             "the update that asked is computed again with it": first.plan.objective.correction == CORRECTIONS["none"]
             and again.plan.objective.correction == CORRECTIONS["seq-mis"],
-            "later updates use it": all(one.plan.objective.correction == CORRECTIONS["seq-mis"] for one in later),
+            "later updates use it": all(step.plan.objective.correction == CORRECTIONS["seq-mis"] for step in later),
             "it rejects responses sampled at a temperature of 1.7": again.plan.corrected.num_rejected > 0,
         },
         f"responses rejected {first.plan.corrected.num_rejected}, then {again.plan.corrected.num_rejected} of "

@@ -44,7 +44,7 @@ def cost(dtype: Dtype, scratch: Path, until: float = float("inf")) -> Cost:
 
 
 def _measured(dtype: Dtype, path: Path) -> Cost:
-    apart: dict[str, float] = {}
+    differences: dict[str, float] = {}
     written: list[float] = []
 
     def time_apart(parts: TrainingParts, now: Now) -> None:
@@ -53,7 +53,7 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
                 rollouts = sample(step)
                 if now.step == WARM_UP:
                     tokens = sum(rollout.length for rollout in rollouts)
-                    apart["entropies"] = _entropy_seconds(tokens, parts.policy.vocab_size)
+                    differences["entropies"] = _entropy_seconds(tokens, parts.policy.vocab_size)
                 return rollouts
 
             return then_time
@@ -61,9 +61,9 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
         replaced(parts.rollouts, "sample", make)
 
     def timed(append: Callable[..., None]) -> Callable[..., None]:
-        def append_timed(*given: Any) -> None:
+        def append_timed(*arguments: Any) -> None:
             start = time.perf_counter()
-            append(*given)
+            append(*arguments)
             written.append(time.perf_counter() - start)
 
         return append_timed
@@ -76,7 +76,7 @@ def _measured(dtype: Dtype, path: Path) -> Cost:
     return Cost(
         dtype=dtype,
         step_seconds=median(values["time/step_seconds"] for values in steps),
-        parts={**phases, "metrics.jsonl": median(written), **apart},
+        parts={**phases, "metrics.jsonl": median(written), **differences},
         response_tokens=median(values["response/length_mean"] for values in steps)
         * ROLLOUT["prompts"]
         * ROLLOUT["samples"],

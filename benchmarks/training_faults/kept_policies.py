@@ -34,8 +34,11 @@ def measured_policy(checkpoint: Path, dtype: Dtype, scratch: Path) -> Measured:
     digest = hashlib.sha256(f"{dtype}{_digest(checkpoint)}".encode()).hexdigest()[:16]
 
     def measure() -> dict[str, Any]:
-        whole = {"model": {"path": str(checkpoint / "model")}, "rollout": {"prompts": SMALL["task"]["num_problems"]}}
-        preparation = prepare_training(small_settings(dtype, seed=1, steps=1, **whole))
+        policy_settings = {
+            "model": {"path": str(checkpoint / "model")},
+            "rollout": {"prompts": SMALL["task"]["num_problems"]},
+        }
+        preparation = prepare_training(small_settings(dtype, seed=1, steps=1, **policy_settings))
         join_process_group(choose_device(preparation.settings.policy.device))
         with assemble(preparation, Adjustments()) as parts:
             parts.sync.send()
@@ -51,9 +54,9 @@ def measured_policy(checkpoint: Path, dtype: Dtype, scratch: Path) -> Measured:
     return Measured(**kept_or_made(scratch / "outcomes" / f"policy-{digest}.json", measure))
 
 
-def same_weights(one: Path, other: Path) -> bool:
+def same_weights(first: Path, other: Path) -> bool:
     """Whether two checkpoints hold the same bits."""
-    return _digest(one) == _digest(other)
+    return _digest(first) == _digest(other)
 
 
 def _digest(checkpoint: Path) -> str:

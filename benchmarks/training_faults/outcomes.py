@@ -150,7 +150,7 @@ def _judged(fault: Fault, dtype: Dtype, drawn: Draw, run: LabRun, twin: Path, sc
     mine = checkpoint_path(run.directory.path, kept)
     its = checkpoint_path(twin, max(step for step in checkpoint_steps(twin) if step <= kept))
     rewards = measured_policy(its, dtype, scratch)
-    left: Measured = rewards if same_weights(mine, its) else measured_policy(mine, dtype, scratch)
+    policy_left: Measured = rewards if same_weights(mine, its) else measured_policy(mine, dtype, scratch)
     return FaultOutcome(
         fault=fault.name,
         strength=fault.strength,
@@ -162,14 +162,14 @@ def _judged(fault: Fault, dtype: Dtype, drawn: Draw, run: LabRun, twin: Path, sc
         guard=None if right is None else right.guard,
         actions=[] if right is None else [str(action) for action in right.actions],
         cause=cause,
-        right_cause=cause in {one.value for one in fault.causes},
+        right_cause=cause in {each_cause.value for each_cause in fault.causes},
         firings=as_firings(events),
         early=as_firings([event for event in events if event.step < drawn.onset]),
         ended=run.stopped or run.failed,
         steps=max(metrics, default=0),
         kept=kept,
-        reward=left.reward,
-        reward_error=left.error,
+        reward=policy_left.reward,
+        reward_error=policy_left.error,
         twin_reward=rewards.reward,
         twin_error=rewards.error,
     )

@@ -46,10 +46,10 @@ def publish(results: Results, folder: Path, command: str) -> None:
 def _summary(results: Results, command: str) -> str:
     faults = results.faults
     rollout = SMALL["rollout"]
-    poisoned = [one for one in faults if one.has_checkpoint_with_it]
-    healing = [one for one in faults if one.heals]
-    unseen = ", ".join(_called(one) for one in faults if not one.is_seen) or "none"
-    lost = ", ".join(_called(one) for one in faults if not one.survived) or "none"
+    poisoned = [fault for fault in faults if fault.has_checkpoint_with_it]
+    healing = [fault for fault in faults if fault.heals]
+    unseen = ", ".join(_called(fault) for fault in faults if not fault.is_seen) or "none"
+    lost = ", ".join(_called(fault) for fault in faults if not fault.survived) or "none"
     return "\n".join(
         (
             "# Guards against real faults",
@@ -61,16 +61,16 @@ def _summary(results: Results, command: str) -> str:
             f"call: the onset, step {FIRST_ONSET} to {LAST_ONSET}; a checkpoint every 1 to {LONGEST_INTERVAL} steps; "
             f"and, of a fault that heals, that it lasts for 1 to {LONGEST_HEALING} steps.",
             "",
-            f"- Seen, and nothing fired before: **{sum(one.is_seen for one in faults)} of {len(faults)}**, "
-            f"{sum(one.in_time for one in faults)} of them within {SOON} steps; cause named right at that step: "
-            f"{sum(one.is_named for one in faults)}. Not seen: {unseen}. What hidden settings take to be seen: "
+            f"- Seen, and nothing fired before: **{sum(fault.is_seen for fault in faults)} of {len(faults)}**, "
+            f"{sum(fault.in_time for fault in faults)} of them within {SOON} steps; cause named right at that step: "
+            f"{sum(fault.is_named for fault in faults)}. Not seen: {unseen}. What hidden settings take to be seen: "
             "`docs/guards.md`.",
-            f"- **Survived: {sum(one.survived for one in faults)} of {len(faults)}**: the policy that is left earns as "
-            f"much as the clean twin's of that step, within two standard errors, and a run whose fault heals, or "
-            f"whose problems get harder, goes on. Not survived: {lost}.",
+            f"- **Survived: {sum(fault.survived for fault in faults)} of {len(faults)}**: the policy that is left "
+            f"earns as much as the clean twin's of that step, within two standard errors, and a run whose fault heals, "
+            f"or whose problems get harder, goes on. Not survived: {lost}.",
             f"- A checkpoint was taken at a faulty step before a guard fired in **{len(poisoned)}** runs, "
-            f"{sum(one.survived for one in poisoned)} of which survived; of {len(healing)} runs whose fault heals "
-            f"{sum(one.ended is not None for one in healing)} were ended.",
+            f"{sum(outcome.survived for outcome in poisoned)} of which survived; of {len(healing)} runs whose fault "
+            f"heals {sum(outcome.ended is not None for outcome in healing)} were ended.",
             *_of_the_rest(results),
             "",
             f"Made by `{command}`.",
@@ -83,9 +83,9 @@ def _of_the_rest(results: Results) -> Iterator[str]:
     clean, proofs = results.clean, results.proofs
     if clean:
         yield (
-            f"- Clean runs: **{sum(one.stopped is not None for one in clean)} stopped**, "
-            f"{sum(len(one.firings) for one in clean)} firings, in {len(clean)} runs, "
-            f"{sum(one.steps for one in clean)} steps."
+            f"- Clean runs: **{sum(outcome.stopped is not None for outcome in clean)} stopped**, "
+            f"{sum(len(outcome.firings) for outcome in clean)} firings, in {len(clean)} runs, "
+            f"{sum(outcome.steps for outcome in clean)} steps."
         )
     if proofs:
         yield f"- Actions proven in real runs: **{sum(proof.holds for proof in proofs)} of {len(proofs)}**."
@@ -135,11 +135,11 @@ def _clean(title: str, about: str, clean: Sequence[CleanOutcome]) -> str:
         "| dtype | shape | overflows | firings | stopped | reward, first and last 5 steps |",
         "|---|---|---|---|---|---|",
     ]
-    for one in clean:
-        firings = ", ".join(f"{firing.guard} at {firing.step}" for firing in one.firings) or "none"
-        reward = f"{one.first_reward:.2f}, {one.last_reward:.2f}"
-        stopped = "no" if one.stopped is None else f"at {one.steps}"
-        lines.append(f"| {one.dtype} | {one.shape} | {one.overflows} | {firings} | {stopped} | {reward} |")
+    for outcome in clean:
+        firings = ", ".join(f"{firing.guard} at {firing.step}" for firing in outcome.firings) or "none"
+        reward = f"{outcome.first_reward:.2f}, {outcome.last_reward:.2f}"
+        stopped = "no" if outcome.stopped is None else f"at {outcome.steps}"
+        lines.append(f"| {outcome.dtype} | {outcome.shape} | {outcome.overflows} | {firings} | {stopped} | {reward} |")
     return "\n".join(lines)
 
 

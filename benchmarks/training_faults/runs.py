@@ -99,7 +99,7 @@ def run_with(
         shutil.rmtree(path, ignore_errors=True)
     directory = (resume_training if resume else start_training)(path, preparation)
     stopped = failed = None
-    with swapped(run_module, "assemble", lambda real: lambda *given: faulty_parts(real, *given)):
+    with swapped(run_module, "assemble", lambda real: lambda *arguments: faulty_parts(real, *arguments)):
         try:
             execute_training(directory, preparation, watch)
         except TrainingStopped as stop:

@@ -37,8 +37,11 @@ def sampling_hidden(parts: TrainingParts, now: Now, **changes: float) -> None:
             sampled = sample(requests, sampling)
             if not now.faulty:
                 return sampled
-            told = parts.engine.replay([response.sequence for response in sampled])
-            return [replace(one, scores=scores) for one, scores in zip(sampled, told, strict=True)]
+            replayed_scores = parts.engine.replay([response.sequence for response in sampled])
+            return [
+                replace(each_sample, scores=scores)
+                for each_sample, scores in zip(sampled, replayed_scores, strict=True)
+            ]
 
         return unseen
 

@@ -39,7 +39,7 @@ def scored_by_old_weights(parts: TrainingParts, now: Now) -> None:
     module = parts.policy.module
 
     def make(score: Callable[..., PolicyScores]) -> Callable[..., PolicyScores]:
-        def behind(rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
+        def score_behind(rollouts: Sequence[Rollout], *, keep_graph: bool) -> PolicyScores:
             if not now.faulty:
                 return score(rollouts, keep_graph=keep_graph)
             newest = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
@@ -50,7 +50,7 @@ def scored_by_old_weights(parts: TrainingParts, now: Now) -> None:
             _hold(module, newest)
             return replace(score(rollouts, keep_graph=keep_graph), log_pi_T=frozen.log_pi_T, entropy_T=frozen.entropy_T)
 
-        return behind
+        return score_behind
 
     replaced(parts.updater, "score", make)
 

@@ -130,4 +130,6 @@ def layer_perturbed(parts: TrainingParts, now: Now, *, noise: float) -> None:
 def stale_cache(parts: TrainingParts, now: Now) -> None:
     """vLLM says that it emptied its prefix cache and keeps it."""
     engine: Any = parts.engine
-    replaced(engine.llm, "reset_prefix_cache", lambda reset: lambda *given: True if now.faulty else reset(*given))
+    replaced(
+        engine.llm, "reset_prefix_cache", lambda reset: lambda *arguments: True if now.faulty else reset(*arguments)
+    )

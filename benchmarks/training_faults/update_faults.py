@@ -62,7 +62,9 @@ def gradients_overflow(parts: TrainingParts, now: Now) -> None:
     def make(unscale_and_clip: Callable[[], float]) -> Callable[[], float]:
         def overflown() -> float:
             if now.faulty:
-                parameter: Any = next(one for one in parts.policy.trainable() if one.grad is not None)
+                parameter: Any = next(
+                    each_parameter for each_parameter in parts.policy.trainable() if each_parameter.grad is not None
+                )
                 parameter.grad.to_local().fill_(float("inf"))
             return unscale_and_clip()
 

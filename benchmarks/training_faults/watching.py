@@ -39,15 +39,15 @@ class Updates:
     """Every update that gradients were computed for, by step."""
 
     def __init__(self) -> None:
-        self._found: dict[int, list[Update]] = {}
+        self._updates_found: dict[int, list[Update]] = {}
 
     def of(self, step: int) -> list[Update]:
-        return self._found[step]
+        return self._updates_found[step]
 
     def record(self, parts: TrainingParts, now: Now) -> None:
         def make(accumulate: Callable[..., Any]) -> Callable[..., Any]:
             def recorded(update: Update, *rest: Any) -> Any:
-                self._found.setdefault(now.step, []).append(update)
+                self._updates_found.setdefault(now.step, []).append(update)
                 return accumulate(update, *rest)
 
             return recorded

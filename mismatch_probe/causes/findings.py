@@ -30,7 +30,7 @@ class OfLog(CauseEntry):
 
 
 class LogCode(Catalogued):
-    """What can be told of a log; a member is its code in JSON."""
+    """What can be found in a log; a member is its code in JSON."""
 
     entry: OfLog
 

@@ -1,4 +1,4 @@
-"""What can end a training run, told from the metrics of its last steps."""
+"""What can end a training run, as the metrics of its last steps show it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -271,7 +271,7 @@ class EndCause(Catalogued):
         name="harmful_updates",
     )
     UNEXPLAINED = Ending(
-        "The cause is unknown. Guards saw: {seen}.{ruled_out}",
+        "No known cause fits. Guards saw: {seen}.{since}{ruled_out}",
         "Read the metrics of the last steps, and run compare on the last checkpoint.",
         name=Code.UNEXPLAINED,
     )

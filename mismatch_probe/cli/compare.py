@@ -76,7 +76,7 @@ def compare(
     json_output: options.JsonOutput = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
 ) -> ExitCode:
-    """Sample with vLLM, score the same tokens on the training path and in FP32, and say what the mismatch is.
+    """Sample with vLLM, score the same tokens on the training path and in FP32, and name the cause of the mismatch.
 
     Engine arguments pass through: --vllm.KEY VALUE, for instance --vllm.tensor_parallel_size 2. Where
     torchrun starts it, its ranks hold pi and the reference.

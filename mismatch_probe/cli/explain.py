@@ -75,7 +75,7 @@ def explain(
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Name the cause of what a log shows: each suspected cause is computed from the checkpoint and compared with it.
+    """Name the cause of the mismatch in a log: compute each suspected cause with the checkpoint, and compare.
 
     A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
     """
@@ -126,7 +126,7 @@ def file_explanation(
             explanation = explain_log(
                 directory, settings, step, num_responses or MOST_RESPONSES, _explain_progress(line)
             )
-        with directory.locked(_LONGEST_WAIT_SECONDS):
+        with directory.lock(_LONGEST_WAIT_SECONDS):
             Findings(directory.path).write(explanation)
             report = write_report(directory) if directory.summary_path.exists() else None
     return explanation, report

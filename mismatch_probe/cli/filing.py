@@ -87,7 +87,7 @@ class Filing:
                 require_absent(self.folder / name)
                 yield
             return
-        with directory.created():
+        with directory.create():
             try:
                 yield
             except BaseException:
@@ -111,6 +111,6 @@ class Filing:
             findings.write(document)
             return write_findings_report(findings)[0]
         run = RunDirectory(self.folder)
-        with run.locked(_LONGEST_WAIT_SECONDS):
+        with run.lock(_LONGEST_WAIT_SECONDS):
             findings.write(document)
             return write_report(run) if run.summary_path.exists() else None

@@ -78,7 +78,7 @@ def judge_run(
 
 
 def _update_page(run: Path) -> None:
-    """The answer stands on the page of the run, where it has one; that it could not be drawn is said."""
+    """Draw the page of the run again, where it has one, with the answer; print why where that fails."""
     directory = RunDirectory(run)
     if not _keeps_answers(run) or not (directory.report_path.exists() and directory.summary_path.exists()):
         return

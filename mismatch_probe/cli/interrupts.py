@@ -144,9 +144,9 @@ is refused, as it was before; what is written for people is lost."""
 def keep_standard_streams() -> None:
     """Call once, at the start of the process.
 
-    What is said meanwhile is dropped from where nobody reads it, and the work goes on. Standard output carries what was
-    asked for: a reader that goes away, as `head` does, has read enough; a file that does not take it is a StorageError.
-    A stream that is closed gets a descriptor: otherwise the next file to be opened would be it, and a library's
+    Messages that nobody reads any more are dropped, and the work goes on. Standard output carries the answer: a
+    reader that goes away, as `head` does, has read enough; a file that does not take it is a StorageError. A stream
+    that is closed gets a descriptor: otherwise the next file to be opened would get its number, and a library's
     messages would go into that file.
     """
     for descriptor, flags in _IF_CLOSED.items():

@@ -284,7 +284,7 @@ def sentence_of(error: Any, words: Sequence[str]) -> str:
 
 
 def _with_value(sentence: str, words: Sequence[str]) -> str:
-    """The value beside the flag where it cannot be used: newer versions of typer leave it out."""
+    """Put the value behind its flag in a sentence on bad values; newer versions of typer leave it out."""
     flag, separator, why = sentence.partition(" cannot be used: ")
     values = [value for name, value in pairwise(words) if name == flag]
     return f"{flag} {values[-1]}{separator}{why}" if separator and values else sentence

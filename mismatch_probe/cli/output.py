@@ -65,7 +65,7 @@ class PeopleConsole(Console):
 
 
 def narration() -> Console:
-    """A console for what is said on the way."""
+    """A console on standard error, for what a command prints while it works."""
     return PeopleConsole()
 
 
@@ -161,7 +161,7 @@ def _redirect(targets: dict[int, int]) -> None:
 
 
 _ENDINGS: Final = (".md", ".html", ".xml", ".txt", ".toml")
-"""Of what people keep beside the files of a run."""
+"""Endings of files that people keep in the folder of a run."""
 _NAMES: Final = ("report.html", "junit.xml")
 """Of files of a run that end so."""
 _SIGNS: Final = ("prompts.parquet", "rollouts.parquet", "legs", "parts", "metrics.jsonl", "checkpoints", "sanity.json")

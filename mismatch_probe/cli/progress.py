@@ -46,7 +46,7 @@ LINE_EVERY_SECONDS: Final = 30.0
 _REDRAWN_A_SECOND: Final = 4
 _FEW_SECONDS: Final = 10.0
 _WORTH_SAYING_SECONDS: Final = 3.0
-"""A stage that takes longer is told how long it has been going on."""
+"""The line of a stage that takes longer shows how long it has been running."""
 _NEAR: Final = 0.2
 """A new estimate this near to the shown time changes nothing."""
 _SLIDING_SECONDS: Final = 10.0
@@ -64,7 +64,7 @@ class _Countdown:
         self._since = time.monotonic()
 
     def __call__(self) -> float | None:
-        """The seconds to show; None while nothing tells."""
+        """The seconds to show; None while nothing predicts them."""
         instant, estimate = time.monotonic(), self._estimate()
         interval, self._since = instant - self._since, instant
         if estimate is None or self._seconds is None:
@@ -80,7 +80,7 @@ class _Countdown:
 class ProgressLine:
     """`part 5 of 8, about 2 min left: PyTorch scores in FP32, 3 of 16 batches`; made by `progress_line`.
 
-    remaining: the seconds that all parts still need; None while nothing tells.
+    remaining: the seconds that all parts still need; None while nothing predicts them.
     """
 
     def __init__(self, console: Console, remaining: Left, first: str) -> None:
@@ -183,7 +183,7 @@ def progress_listener(
     clock: RunClock | None = None,
     further: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Callable[[AnyEvent], None]]:
-    """A listener for the events of a run, for as long as the run goes on; `clock` tells how much of it is left.
+    """A listener for the events of a run, for as long as the run goes on; `clock` knows how much of it is left.
 
     further: what the stages behind those of the run's plan do, by their names; no clock knows them.
     """

@@ -225,7 +225,7 @@ def training_listener(
 
 @contextmanager
 def watch_training(console: Console, directory: TrainingDirectory, settings: TrainSettings) -> Iterator[StepListener]:
-    """A listener that shows each step, keeps the run's page, and tells the trackers asked for.
+    """A listener that shows each step, keeps the run's page up to date, and reports to the chosen trackers.
 
     Raises:
         MissingExtra: a tracker is not installed.
@@ -302,7 +302,7 @@ class _TrainingPage:
             self.write()
 
     def write(self) -> None:
-        """A page that cannot be written is said once; it ends no training."""
+        """A page that cannot be written gives one warning and ends no training."""
         start = time.monotonic()
         try:
             write_training_report([self._directory], self._directory.report_path)

@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from mismatch_probe import __version__
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.plausible import left_out_sentence
@@ -20,6 +21,7 @@ from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.lines import WatchedStep, WatchRecord
 from mismatch_probe.report.answers.watch import watch_answer
 from mismatch_probe.report.screen import print_answer, print_line
+from mismatch_probe.verdict.growth import growth_sentence
 
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 
@@ -27,6 +29,7 @@ _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL 
 _MILD, _ALARM = "yellow", "bold red"
 """The colours of what asks for a look, and of what asks for more."""
 _COMPARED: Final = 64
+_FEWEST_FOR_GROWTH: Final = 4
 _SHORT: Final = "fewer responses than the other steps have, as where a file was cut off at the end of a line"
 _ABSENT: Final = {
     "a canary": "a canary",
@@ -57,6 +60,7 @@ class WatchCourse:
     absent: list[int] = field(default_factory=list)
     responses: dict[int, int] = field(default_factory=dict)
     has_ended: bool = False
+    _num_seen_for_growth: int = 0
 
     def follow(self, new_steps: Iterator[LoggedStep], console: Console) -> None:
         """Judge and print each step, to the one at which a guard asks to stop or patience is over."""
@@ -71,12 +75,23 @@ class WatchCourse:
             self.responses[step.number] = len(step.responses)
             if step.number in short_steps(dict(list(self.responses.items())[-_COMPARED:])):
                 print_line(console, f"  note: {_SHORT}", "dim")
+            self._say_growth(console)
             if judged_step.actions:
                 self.diagnosis = self.watch.diagnosis()
             if judged_step.asks_to_stop:
                 print_line(console, f"A guard asks to stop at step {judged_step.number}.", "bold red")
             if judged_step.asks_to_stop or self.tally.is_out_of_patience:
                 break
+
+    def _say_growth(self, console: Console) -> None:
+        """Whenever the steps have doubled, so that it is asked for seldom however long the log is."""
+        number = len(self.tally.judged)
+        if number < _FEWEST_FOR_GROWTH or number & (number - 1) or number == self._num_seen_for_growth:
+            return
+        self._num_seen_for_growth = number
+        growth = self.watch.growth()
+        if growth is not None:
+            print_line(console, f"  {growth_sentence(growth)}", _MILD)
 
     def end(self, console: Console) -> None:
         """Name what was not read; then the answer: how the mismatch went, the outcome, why, and the steps judged."""
@@ -106,6 +121,7 @@ class WatchCourse:
             source=str(self.source),
             format=None if follower is None else follower.log.name,
             guards_off={name: list(lacking) for name, lacking in self.watch.guards_off.items()},
+            num_guards=self.watch.num_guards,
             steps=self.steps,
             num_judged=len(tally.judged),
             judged_in_part=tally.in_part,
@@ -116,12 +132,20 @@ class WatchCourse:
             rewritten=[] if follower is None else list(follower.rewritten),
             short=short_steps(self.responses),
             stopped_at=tally.stopped_at,
-            diagnosis=None if self.diagnosis is None else str(self.diagnosis),
+            growth=self.watch.growth(),
+            can_show_growth=self.watch.can_show_growth,
+            cause=None if self.diagnosis is None else self.diagnosis.cause,
+            diagnosis=None if self.diagnosis is None else _what_is_known(self.diagnosis),
             answer=tally.outcome if self.has_ended else None,
             exit_code=tally.code if self.has_ended else None,
             reason=tally.reason if self.has_ended else None,
             counts=tally.counts,
         )
+
+
+def _what_is_known(diagnosis: Diagnosis) -> str:
+    """The cause and what to do about it; where none fits the answer has the next command."""
+    return diagnosis.sentence if diagnosis.cause is EndCause.UNEXPLAINED else str(diagnosis)
 
 
 def _say_how_many_are_on(watch: Watch, console: Console) -> None:

@@ -43,13 +43,13 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: EventListe
 
     The same call continues an interrupted extension.
     """
-    with run.locked():
+    with run.lock():
         manifest = in_present_form(run.read_manifest(), preparation.manifest)
         prompts = prompts_of(read_prompts(run, manifest.run_key))
         _require_own_extension(run, manifest, prompts, preparation)
         extension = RunDirectory(run.path / FOLDER)
         _open_extension(extension, preparation, preparation.prompts[len(prompts) :])
-        with extension.locked():
+        with extension.lock():
             result = advance(extension, listener, manifest.stages)
         _merge_extension(run, manifest, extension, result)
         write_prompts(run, manifest.run_key, preparation.prompts)
@@ -163,7 +163,7 @@ def open_rescoring(
 
 def rescore(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
-    with run.locked():
+    with run.lock():
         manifest = advance(run, listener)
         for mu in manifest.settings.infer_sides:
             if mu.logged:

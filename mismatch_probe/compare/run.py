@@ -180,7 +180,7 @@ def start_run(
 ) -> RunDirectory:
     """Make a run directory and record its stages; `write_first` writes the files of a run of another kind."""
     run = RunDirectory(path)
-    with run.created():
+    with run.create():
         write_first(run)
         write_prompts(run, preparation.manifest.run_key, preparation.prompts)
         run.write_manifest(preparation.manifest)
@@ -190,7 +190,7 @@ def start_run(
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
     """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition."""
     run = RunDirectory(path)
-    with run.locked():
+    with run.lock():
         old, new = run.read_manifest(), preparation.manifest
         require_same(path, old, new)
         if run.prompts_path.exists():
@@ -205,7 +205,7 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
 
 def execute(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
-    with run.locked():
+    with run.lock():
         return write_summary(run, advance(run, listener))
 
 

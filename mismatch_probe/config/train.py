@@ -94,7 +94,10 @@ class CriticSettings(Settings):
 
 
 class LossScaleSettings(Settings):
-    """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps."""
+    """Dynamic loss scaling of FP16: halved on a non-finite gradient, doubled after `growth_interval` clean steps.
+
+    It grows up to 2^24.
+    """
 
     initial: Positive = 2.0**12
     growth_interval: Count = 400

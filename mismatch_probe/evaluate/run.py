@@ -106,7 +106,7 @@ def execute_evaluation(
 ) -> Evaluation:
     """Sample and score what is not recorded yet, then evaluate."""
     execute(run, listener)
-    with run.locked():
+    with run.lock():
         manifest = run.read_manifest()
         prompts = prompts_of(read_prompts(run, manifest.run_key))
         tokenizer = load_tokenizer(manifest.model.folder, trust_remote_code=manifest.settings.model.trust_remote_code)

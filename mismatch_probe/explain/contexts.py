@@ -33,8 +33,8 @@ _FIX: Final = "fix the tokenizer's chat_template"
 class Template:
     """Token ids before and behind a user's message."""
 
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
 
 
 def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], list[str]]:
@@ -42,25 +42,25 @@ def templates(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Template], lis
     if tokenizer.chat_template is None:
         return [], []
     conversation: list[Message] = [{"role": "user", "content": _CONTENT}]
-    usable, refused = [], []
+    usable, refusals = [], []
     for messages in (conversation, [{"role": "system", "content": _SYSTEM}, *conversation]):
         try:
             with render_texts(tokenizer, [("a user's message", messages)], _FIX) as texts:
-                before, content, after = next(texts).partition(_CONTENT)
+                prefix, content, suffix = next(texts).partition(_CONTENT)
         except UsageError as error:
-            refused.append(str(error))
+            refusals.append(str(error))
         else:
             if content:
-                usable.append(Template(_text_ids(tokenizer, before), _text_ids(tokenizer, after)))
-    return usable, refused
+                usable.append(Template(_text_ids(tokenizer, prefix), _text_ids(tokenizer, suffix)))
+    return usable, refusals
 
 
 def headers_of(templates: list[Template], special: frozenset[int]) -> list[tuple[int, ...]]:
     """What templates put before a message: all of it, and its beginning up to each special token."""
     headers: dict[tuple[int, ...], None] = {}
     for template in templates:
-        ends = [place for place in range(1, len(template.before)) if template.before[place] in special]
-        headers |= dict.fromkeys(template.before[:end] for end in (*ends[-_MOST_PIECES:], len(template.before)))
+        ends = [place for place in range(1, len(template.prefix)) if template.prefix[place] in special]
+        headers |= dict.fromkeys(template.prefix[:end] for end in (*ends[-_MOST_PIECES:], len(template.prefix)))
     return [header for header in headers if header]
 
 
@@ -83,7 +83,7 @@ class SpecialTokens:
     headers: tuple[tuple[int, ...], ...]
     """What may precede a prompt."""
     templates: tuple[Template, ...]
-    refused: tuple[str, ...]
+    refusals: tuple[str, ...]
     """Why the chat template gave none."""
     longest: int | None
 
@@ -94,14 +94,14 @@ def contexts(tokens: LoggedTokens, special: SpecialTokens) -> Iterator[Family]:
     for family in (
         *_beginnings(prompts, special),
         *_headers(prompts, special),
-        *_cut(prompts, special),
-        *_padded(prompts, special),
-        *_shifted(prompts),
-        *_packed(tokens, special),
+        *_without_shared_ends(prompts, special),
+        *_with_padding(prompts, special),
+        *_with_other_positions(prompts),
+        *_packed_contexts(tokens, special),
     ):
-        kept = tuple(option for option in family.options if _is_other(option, prompts))
-        if kept:
-            yield Family(family.name, family.part, kept, family.chosen_for)
+        usable = tuple(option for option in family.options if _is_other(option, prompts))
+        if usable:
+            yield Family(family.name, family.part, usable, family.chosen_for)
 
 
 def _is_other(option: Option, prompts: list[list[int]]) -> bool:
@@ -116,13 +116,13 @@ def _beginnings(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Fa
     name = "BOS" if special.bos in firsts or len(firsts) > 1 else "the first token"
     bos = special.bos if name == "BOS" else next(iter(firsts))
     if bos is not None:
-        begun = [prompt[0] == bos for prompt in prompts]
-        doubled = "twice" if all(begun) else "before it"
-        yield _family(f"{name} {doubled}", f"a prompt with {name} {doubled}", [[bos, *prompt] for prompt in prompts])
+        has_bos = [prompt[0] == bos for prompt in prompts]
+        where = "twice" if all(has_bos) else "before it"
+        yield _family(f"{name} {where}", f"a prompt with {name} {where}", [[bos, *prompt] for prompt in prompts])
         yield _family(
             f"{name} missing",
             f"a prompt without {name}",
-            [prompt[1:] if has else prompt for prompt, has in zip(prompts, begun, strict=True)],
+            [prompt[1:] if has else prompt for prompt, has in zip(prompts, has_bos, strict=True)],
         )
     if special.bos is not None and name != "BOS":
         yield _family("BOS before it", "a prompt with BOS before it", [[special.bos, *prompt] for prompt in prompts])
@@ -132,24 +132,24 @@ def _headers(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Famil
     """Of prompts that all begin with BOS both places: before it, where whole turns stand, and behind it, with and
     without a BOS of the header's own.
     """
-    begun = all(prompt[0] == special.bos for prompt in prompts)
+    has_bos = all(prompt[0] == special.bos for prompt in prompts)
     options = []
     for header in special.headers:
         what = f"a prompt with an extra header of {len(header)} tokens before it"
         options.append(_option(f"header {header}", what, [[*header, *prompt] for prompt in prompts]))
         bodies = (header, header[1:]) if tuple(header[:1]) == (special.bos,) else (header,)
-        for body in bodies if begun else ():
+        for body in bodies if has_bos else ():
             what = f"a prompt with an extra header of {len(body)} tokens behind its BOS"
             second_place = [[prompt[0], *body, *prompt[1:]] for prompt in prompts]
             options.append(_option(f"header {body} behind BOS", what, second_place))
     for template in special.templates:
-        around = [[*template.before, *prompt, *template.after] for prompt in prompts]
+        around = [[*template.prefix, *prompt, *template.suffix] for prompt in prompts]
         options.append(_option(f"template {template}", "a prompt with the chat template around it", around))
     if options:
         yield Family("extra header", "context", tuple(options))
 
 
-def _cut(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
+def _without_shared_ends(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
     """Without what all prompts begin or end with, a template's header or its generation prompt; or with it twice."""
     if len({tuple(prompt) for prompt in prompts}) < 2:
         return
@@ -162,11 +162,11 @@ def _cut(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
             "context",
             tuple(
                 _option(
-                    f"without {cut} first",
-                    f"a prompt without its first {cut} tokens",
-                    [prompt[cut:] for prompt in prompts],
+                    f"without {count} first",
+                    f"a prompt without its first {count} tokens",
+                    [prompt[count:] for prompt in prompts],
                 )
-                for cut in dict.fromkeys([*places, len(start)])
+                for count in dict.fromkeys([*places, len(start)])
             ),
         )
         yield _family("header twice", "a prompt with its header twice", [[*start, *prompt] for prompt in prompts])
@@ -180,16 +180,16 @@ def _cut(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
             "context",
             tuple(
                 _option(
-                    f"without {cut} last",
-                    f"a prompt without its last {cut} tokens",
-                    [prompt[:-cut] for prompt in prompts],
+                    f"without {count} last",
+                    f"a prompt without its last {count} tokens",
+                    [prompt[:-count] for prompt in prompts],
                 )
-                for cut in dict.fromkeys([*places, len(end)])
+                for count in dict.fromkeys([*places, len(end)])
             ),
         )
 
 
-def _padded(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
+def _with_padding(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family]:
     options = [
         _option(
             f"padded to {width} with {pad}",
@@ -204,7 +204,7 @@ def _padded(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Family
         yield Family("left padding", "context", tuple(options))
 
 
-def _shifted(prompts: list[list[int]]) -> Iterator[Family]:
+def _with_other_positions(prompts: list[list[int]]) -> Iterator[Family]:
     shifts = {f"shifted by {by:+d}": [by] * len(prompts) for by in (1, -1)} | {
         f"counted from {width}": [width - len(prompt) for prompt in prompts] for width in _widths(prompts)
     }
@@ -221,24 +221,24 @@ def _shifted(prompts: list[list[int]]) -> Iterator[Family]:
     )
 
 
-def _packed(tokens: LoggedTokens, special: SpecialTokens) -> Iterator[Family]:
+def _packed_contexts(tokens: LoggedTokens, special: SpecialTokens) -> Iterator[Family]:
     """The responses before each one in the log, prompts and all, at the front of its context."""
     texts = [sequence.prompt_token_ids + sequence.token_ids for sequence in tokens.sequences]
     options = []
     for count in range(1, min(_MOST_PACKED, len(texts) - 1) + 1):
-        before = [
+        in_rows = [
             [token for ids in texts[max(0, row - count) : row] for token in ids]
             + texts[row][: len(sequence.prompt_token_ids)]
             for row, sequence in enumerate(tokens.sequences)
         ]
         longest = max(
-            len(prompt) + len(sequence.token_ids) for prompt, sequence in zip(before, tokens.sequences, strict=True)
+            len(prompt) + len(sequence.token_ids) for prompt, sequence in zip(in_rows, tokens.sequences, strict=True)
         )
         if special.longest is None or longest <= special.longest:
             what = (
                 "the response before it in its context" if count == 1 else f"{count} responses before it in its context"
             )
-            options.append(_option(f"packed {count}", f"packing without boundaries: {what}", before, Code.PACKING))
+            options.append(_option(f"packed {count}", f"packing without boundaries: {what}", in_rows, Code.PACKING))
     if options:
         yield Family("packing", "context", tuple(options), chosen_for="response")
 
@@ -266,21 +266,21 @@ def _option(name: str, what: str, prompts: list[list[int]], code: str = Code.PRO
 def special_tokens(settings: ExplainSettings, model: PreTrainedModel) -> SpecialTokens:
     """From the model's config and, where it has one, its tokenizer."""
     config: Any = model.config.get_text_config()
-    named = [_ids(getattr(config, f"{name}_token_id", None)) for name in ("bos", "pad", "eos")]
+    ids = [_ids(getattr(config, f"{name}_token_id", None)) for name in ("bos", "pad", "eos")]
     tokenizer: Any = None
     if has_tokenizer(Path(settings.model.path)):
         tokenizer = load_tokenizer(settings.model.path, trust_remote_code=settings.model.trust_remote_code)
     special = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_ids)
-    around, refused = templates(tokenizer) if tokenizer is not None and settings.chat_template else ([], [])
-    bos = [*named[0], *_ids(getattr(tokenizer, "bos_token_id", None))]
-    pads = list(dict.fromkeys([*named[1], *_ids(getattr(tokenizer, "pad_token_id", None)), *named[2][:1]])) or [0]
+    around, refusals = templates(tokenizer) if tokenizer is not None and settings.chat_template else ([], [])
+    bos = [*ids[0], *_ids(getattr(tokenizer, "bos_token_id", None))]
+    pads = list(dict.fromkeys([*ids[1], *_ids(getattr(tokenizer, "pad_token_id", None)), *ids[2][:1]])) or [0]
     return SpecialTokens(
         bos=bos[0] if bos else None,
         pads=tuple(pads[:2]),
         special=special,
         headers=tuple(dict.fromkeys((*_given_headers(settings, tokenizer), *headers_of(around, special)))),
         templates=tuple(around),
-        refused=tuple(refused),
+        refusals=tuple(refusals),
         longest=getattr(config, "max_position_embeddings", None),
     )
 

@@ -18,7 +18,7 @@ _TOP_K: Final = (1, 5, 8, 10, 20, 30, 40, 50, 64, 100, 128, 200, 256, 500, 512, 
 _MIN_P: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2)
 
 
-def of_distribution(declared: Distribution) -> Iterator[Family]:
+def of_distribution(as_declared: Distribution) -> Iterator[Family]:
     """Other sampling settings: what the engine makes of the logits, or fails to."""
     yield Family(
         "temperature",
@@ -27,7 +27,7 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
         free_temperature=True,
     )
     raw = Distribution(temperature=1.0)
-    if declared != raw:
+    if as_declared != raw:
         yield Family(
             "raw log-probs",
             "distribution",
@@ -39,9 +39,9 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
             ),
         )
     cuts = (
-        ("top-p", [(value, Distribution(declared.temperature, top_p=value)) for value in _TOP_P]),
-        ("top-k", [(value, Distribution(declared.temperature, top_k=value)) for value in _TOP_K]),
-        ("min-p", [(value, Distribution(declared.temperature, min_p=value)) for value in _MIN_P]),
+        ("top-p", [(value, Distribution(as_declared.temperature, top_p=value)) for value in _TOP_P]),
+        ("top-k", [(value, Distribution(as_declared.temperature, top_k=value)) for value in _TOP_K]),
+        ("min-p", [(value, Distribution(as_declared.temperature, min_p=value)) for value in _MIN_P]),
     )
     for name, values in cuts:
         yield Family(
@@ -53,24 +53,24 @@ def of_distribution(declared: Distribution) -> Iterator[Family]:
                     distribution=distribution,
                 )
                 for value, distribution in values
-                if distribution != declared
+                if distribution != as_declared
             ),
         )
-    if declared.is_cut:
+    if as_declared.is_cut:
         yield Family(
             "nothing cut",
             "distribution",
             (
                 Option(
                     departure("distribution", Code.TRUNCATED_SUPPORT, "no top-p, top-k or min-p"),
-                    distribution=declared.uncut(),
+                    distribution=as_declared.uncut(),
                 ),
             ),
         )
 
 
 _COMPARED: Final = 64
-"""First tokens that tell which response a line's log-probs are of."""
+"""Number of first tokens that show which response a line's log-probs belong to."""
 _LEAST_TOKENS: Final = 8
 _OFF_FLOORS: Final = 4.0
 _LEAST_MATCHED: Final = 0.8
@@ -85,7 +85,7 @@ def edits(tokens: LoggedTokens, floor: Floor) -> Iterator[Family]:
             (
                 Option(
                     departure("log", Code.LABEL_OFFSET, _shift(by), float(by)),
-                    edit=partial(_shifted, tokens=tokens, by=by),
+                    edit=partial(_shift_labels, tokens=tokens, by=by),
                 ),
             ),
         )
@@ -106,7 +106,7 @@ def edits(tokens: LoggedTokens, floor: Floor) -> Iterator[Family]:
         (
             Option(
                 departure("log", Code.MISPAIRED, "log-probs of another response"),
-                edit=partial(_exchanged, tokens=tokens, floor=floor),
+                edit=partial(_exchange_responses, tokens=tokens, floor=floor),
             ),
         ),
         chosen_for="response",
@@ -118,32 +118,32 @@ def _shift(by: int) -> str:
     return f"labels shifted, each log-prob is that of the token {places} {'after' if by > 0 else 'before'} it"
 
 
-def _shifted(predicted: Floats, judge: Judge, tokens: LoggedTokens, by: int) -> Floats:
-    shifted = np.full_like(predicted, np.nan)
+def _shift_labels(prediction: Floats, judge: Judge, tokens: LoggedTokens, by: int) -> Floats:
+    result = np.full_like(prediction, np.nan)
     for row in range(tokens.num_responses):
-        own = predicted[tokens.of_row(row)]
-        moved = shifted[tokens.of_row(row)]
+        own = prediction[tokens.of_row(row)]
+        own_result = result[tokens.of_row(row)]
         if abs(by) < len(own):
-            moved[max(0, -by) : len(own) - max(0, by)] = own[max(0, by) : len(own) + min(0, by)]
-    return shifted
+            own_result[max(0, -by) : len(own) - max(0, by)] = own[max(0, by) : len(own) + min(0, by)]
+    return result
 
 
-def _in_base(predicted: Floats, judge: Judge, base: int) -> Floats:
-    return np.asarray(predicted / np.log(base))
+def _in_base(prediction: Floats, judge: Judge, base: int) -> Floats:
+    return np.asarray(prediction / np.log(base))
 
 
-def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:
+def _exchange_responses(prediction: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:
     """For each response that is off, the prediction of the response that its even tokens fit best.
 
-    Only the even tokens are looked at, so that the odd ones can tell whether it is true. Where most find another one,
-    nothing is said of the few that do not: theirs may be short, or not in the sample.
+    Only the even tokens choose, so that the odd ones can test the choice. Where most responses find another one, those
+    that do not get no prediction: theirs may be short, or not in the sample.
     """
-    heads = _heads(predicted, tokens)
+    heads = _heads(prediction, tokens)
     units = floor.at(heads)
-    column = _heads(np.where(judge.counted, judge.column, np.nan), tokens)
+    column = _heads(np.where(judge.is_counted, judge.column, np.nan), tokens)
     column[:, 1::2] = np.nan
-    exchanged = predicted.copy()
-    homeless, matched = [], 0
+    result = prediction.copy()
+    homeless, num_matched = [], 0
     for row in range(tokens.num_responses):
         scores = np.abs(column[row] - heads) / units
         is_known = np.isfinite(scores)
@@ -155,14 +155,14 @@ def _exchanged(predicted: Floats, judge: Judge, tokens: LoggedTokens, floor: Flo
         if best == row or typical[best] > _OFF_FLOORS:
             homeless.append(row)
         else:
-            matched += 1
-            own, other = exchanged[tokens.of_row(row)], predicted[tokens.of_row(best)]
+            num_matched += 1
+            own, other = result[tokens.of_row(row)], prediction[tokens.of_row(best)]
             length = min(len(own), len(other))
             own[:length], own[length:] = other[:length], np.nan
-    if matched >= _LEAST_MATCHED * (matched + len(homeless)):
+    if num_matched >= _LEAST_MATCHED * (num_matched + len(homeless)):
         for row in homeless:
-            exchanged[tokens.of_row(row)] = np.nan
-    return exchanged
+            result[tokens.of_row(row)] = np.nan
+    return result
 
 
 def _median(values: Floats, is_known: np.ndarray) -> Floats:

@@ -30,9 +30,9 @@ class Distribution:
     min_p: float = 0.0
 
     @classmethod
-    def declared(cls, policy: DeclaredPolicy, logged: Floats) -> "Distribution":
+    def of_policy(cls, policy: DeclaredPolicy, logged_temperature: Floats) -> "Distribution":
         """logged: the temperature that the log says of each token [T], NaN where none."""
-        temperatures = np.unique(np.where(np.isfinite(logged), logged, 1.0))
+        temperatures = np.unique(np.where(np.isfinite(logged_temperature), logged_temperature, 1.0))
         temperature = (
             float(temperatures[0]) if policy.temperature is None and len(temperatures) == 1 else policy.temperature
         )
@@ -45,11 +45,11 @@ class Distribution:
     def uncut(self) -> "Distribution":
         return replace(self, top_p=1.0, top_k=0, min_p=0.0)
 
-    def temperatures(self, logged: Floats) -> Floats:
+    def temperatures(self, logged_temperature: Floats) -> Floats:
         """Of each token [T]."""
         if self.temperature is not None:
-            return np.full_like(logged, self.temperature)
-        return np.where(np.isfinite(logged), logged, 1.0)
+            return np.full_like(logged_temperature, self.temperature)
+        return np.where(np.isfinite(logged_temperature), logged_temperature, 1.0)
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def log_probs(
     A token that was sampled was not cut: where rounding moves it over the edge, the edge moves with it.
     """
     columns: list[torch.Tensor] = [torch.empty(0)] * len(cuts)
-    for temperature in dict.fromkeys(cut.temperature for cut in cuts):
-        alike = [number for number, cut in enumerate(cuts) if cut.temperature == temperature]
+    for temperature in dict.fromkeys(distribution.temperature for distribution in cuts):
+        alike = [number for number, distribution in enumerate(cuts) if distribution.temperature == temperature]
         logprobs_TV = torch.log_softmax(logits_TV / temperatures_KT[alike[0]][:, None], dim=-1)
         own_T = logprobs_TV.gather(-1, targets_T[:, None]).squeeze(-1)
-        ordered = Ordered.of(logprobs_TV, own_T) if any(cuts[number].is_cut for number in alike) else None
+        in_order = Ordered.of(logprobs_TV, own_T) if any(cuts[number].is_cut for number in alike) else None
         for number in alike:
-            is_cut = ordered is not None and cuts[number].is_cut
-            columns[number] = own_T - ordered.log_kept_mass(cuts[number]) if ordered and is_cut else own_T
+            is_cut = in_order is not None and cuts[number].is_cut
+            columns[number] = own_T - in_order.log_kept_mass(cuts[number]) if in_order and is_cut else own_T
     return torch.stack(columns)
 
 
@@ -102,15 +102,15 @@ class Ordered:
         places_T = torch.searchsorted(-ordered_TV, -own_T[:, None], right=True).squeeze(-1) - 1
         return cls(ordered_TV, ordered_TV.exp().cumsum(dim=-1), places_T)
 
-    def log_kept_mass(self, cut: Distribution) -> torch.Tensor:
+    def log_kept_mass(self, distribution: Distribution) -> torch.Tensor:
         """Log of the probability that the kept tokens have together [T]."""
         size = self.logprobs_TV.shape[1]
-        last_T = torch.full_like(self.target_places_T, min(cut.top_k or size, size) - 1)
-        if cut.min_p > 0:
-            least_T1 = self.logprobs_TV[:, :1] + float(np.log(cut.min_p))
+        last_T = torch.full_like(self.target_places_T, min(distribution.top_k or size, size) - 1)
+        if distribution.min_p > 0:
+            least_T1 = self.logprobs_TV[:, :1] + float(np.log(distribution.min_p))
             last_T = last_T.minimum(torch.searchsorted(-self.logprobs_TV, -least_T1, right=True).squeeze(-1) - 1)
-        if cut.top_p < 1:
-            enough_T1 = cut.top_p * self._mass(last_T)[:, None]
+        if distribution.top_p < 1:
+            enough_T1 = distribution.top_p * self._mass(last_T)[:, None]
             last_T = last_T.minimum(torch.searchsorted(self.mass_TV, enough_T1).squeeze(-1))
         return self._mass(last_T.maximum(self.target_places_T)).log()
 
@@ -148,43 +148,45 @@ def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedToke
         return Fitted(accounts[0], np.zeros(1))
     losses = [judge.loss(each) for each in accounts]
     halves = tokens.halves
-    chosen = np.empty(len(tokens.rows), dtype=np.int64)
+    choice_T = np.empty(len(tokens.rows), dtype=np.int64)
     for half in (False, True):
-        chosen[halves == half] = _least(losses, halves != half)
-    return Fitted(_by_token(accounts, chosen), np.array([float(_least(losses, np.ones_like(halves)))]))
+        choice_T[halves == half] = _least(losses, halves != half)
+    return Fitted(_by_token(accounts, choice_T), np.array([float(_least(losses, np.ones_like(halves)))]))
 
 
 def choose_for_responses(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:
-    """The same for every response of its own, its even tokens choosing for its odd ones and the other way round.
+    """Each response takes the account of least loss: its even tokens choose for its odd ones, and the reverse.
 
-    The first account, as declared, is left where another one's loss is less by _MARGIN. An account that says nothing of
-    a response means that nothing can be said of it.
+    Another account replaces the first, which is as declared, where its loss is less by _MARGIN. A response for which an
+    account predicts nothing gets no prediction.
     """
     losses = np.stack([np.nan_to_num(judge.loss(each)) for each in accounts])
-    spoken = np.stack([np.isfinite(judge.loss(each)) for each in accounts])
-    losses = np.where(spoken.all(axis=0), losses, 0.0)
+    is_known_by = np.stack([np.isfinite(judge.loss(each)) for each in accounts])
+    losses = np.where(is_known_by.all(axis=0), losses, 0.0)
     parity = tokens.places % 2 == 1
     sums = np.stack([[_by_row(of_account * (parity == odd), tokens) for of_account in losses] for odd in (False, True)])
     sums[:, 1:] += _MARGIN
-    silent = np.stack([_by_row(says.astype(np.float64), tokens) == 0 for says in spoken]) & _counted(judge, tokens)
+    silent = np.stack([_by_row(says.astype(np.float64), tokens) == 0 for says in is_known_by]) & _counted_responses(
+        judge, tokens
+    )
     sums[:, silent] = -np.inf
-    chosen = np.where(parity, sums[0].argmin(axis=0)[tokens.rows], sums[1].argmin(axis=0)[tokens.rows])
+    choice_T = np.where(parity, sums[0].argmin(axis=0)[tokens.rows], sums[1].argmin(axis=0)[tokens.rows])
     choices = np.where(silent.any(axis=0), 0, sums.sum(axis=0).argmin(axis=0))
-    return Fitted(_by_token(accounts, chosen), choices.astype(np.float64))
+    return Fitted(_by_token(accounts, choice_T), choices.astype(np.float64))
 
 
 def fit_temperature(
-    curve: TemperatureCurve, declared: Floats, floor: Floor, judge: Judge, tokens: LoggedTokens
+    curve: TemperatureCurve, declared_temperatures: Floats, floor: Floor, judge: Judge, tokens: LoggedTokens
 ) -> Fitted:
     """The temperature of all responses. What it is divided by shrinks the errors of the logits too.
 
-    declared [T]: each token's declared temperature, at which the floor was measured.
+    declared_temperatures [T]: each token's declared temperature, at which the floor was measured.
     """
 
     def account(temperature: float) -> Account:
-        return judge.account(curve.at(temperature), floor, float(np.median(declared)) / temperature)
+        return judge.account(curve.at(temperature), floor, float(np.median(declared_temperatures)) / temperature)
 
-    def fitted(counts: Bools) -> float:
+    def best_temperature(counts: Bools) -> float:
         def loss(log_temperature: float) -> float:
             return float(np.nanmean(judge.loss(account(float(np.exp(log_temperature))))[counts]))
 
@@ -196,13 +198,13 @@ def fit_temperature(
         return float(np.exp(minimum.x if minimum.fun < at_grid[best] else grid[best]))
 
     halves = tokens.halves
-    accounts = [account(fitted(halves)), account(fitted(~halves))]
-    return Fitted(_by_token(accounts, halves.astype(np.int64)), np.array([fitted(np.ones_like(halves))]))
+    accounts = [account(best_temperature(halves)), account(best_temperature(~halves))]
+    return Fitted(_by_token(accounts, halves.astype(np.int64)), np.array([best_temperature(np.ones_like(halves))]))
 
 
-def _counted(judge: Judge, tokens: LoggedTokens) -> Bools:
+def _counted_responses(judge: Judge, tokens: LoggedTokens) -> Bools:
     """Responses with a token that counts [R]."""
-    return _by_row(judge.counted.astype(np.float64), tokens) > 0
+    return _by_row(judge.is_counted.astype(np.float64), tokens) > 0
 
 
 def _least(losses: Sequence[Floats], counts: Bools) -> int:
@@ -213,11 +215,11 @@ def _least(losses: Sequence[Floats], counts: Bools) -> int:
     return int(np.argmin(sums))
 
 
-def _by_token(accounts: Sequence[Account], chosen: np.ndarray) -> Account:
-    at = np.arange(len(chosen))
+def _by_token(accounts: Sequence[Account], choice_T: np.ndarray) -> Account:
+    at = np.arange(len(choice_T))
     return Account(
-        np.stack([account.predicted for account in accounts])[chosen, at],
-        np.stack([account.unit for account in accounts])[chosen, at],
+        np.stack([account.prediction for account in accounts])[choice_T, at],
+        np.stack([account.unit for account in accounts])[choice_T, at],
     )
 
 

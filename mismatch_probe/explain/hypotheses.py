@@ -151,24 +151,24 @@ def checkpoint_alone(num_responses: int) -> WeightsPlan:
     return WeightsPlan((None,) * num_responses)
 
 
-def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[Family]:
+def other_weights(settings: ExplainSettings, declared_plan: WeightsPlan) -> Iterator[Family]:
     """The given weights for all responses, and those of so many versions before the declared ones."""
     in_order = [*settings.weights, None]
-    seen = {declared.of_rows}
+    known_rows = {declared_plan.of_rows}
     options = []
     for other in settings.weights:
-        plan = WeightsPlan((other,) * len(declared.of_rows))
-        if plan.of_rows not in seen:
-            seen.add(plan.of_rows)
+        plan = WeightsPlan((other,) * len(declared_plan.of_rows))
+        if plan.of_rows not in known_rows:
+            known_rows.add(plan.of_rows)
             options.append(
                 Option(departure("weights", Code.STALE_WEIGHTS, f"the weights of {other.version}"), weights=plan)
             )
     for option in options:
         yield Family(option.departure.what, "weights", (option,))
     for by in range(1, len(settings.weights) + 1):
-        older = WeightsPlan(tuple(in_order[max(0, in_order.index(version) - by)] for version in declared.of_rows))
-        if older.of_rows not in seen:
-            seen.add(older.of_rows)
+        older = WeightsPlan(tuple(in_order[max(0, in_order.index(version) - by)] for version in declared_plan.of_rows))
+        if older.of_rows not in known_rows:
+            known_rows.add(older.of_rows)
             what = f"weights {by} version{'s' if by > 1 else ''} older than declared"
             yield Family(
                 what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what, float(by)), weights=older),)
@@ -178,7 +178,7 @@ def other_weights(settings: ExplainSettings, declared: WeightsPlan) -> Iterator[
     if settings.adapter is not None:
         bare = KnownWeights(version="the checkpoint without its adapter", checkpoint=settings.model.path)
         what = "the checkpoint without its adapter"
-        plan = WeightsPlan((bare,) * len(declared.of_rows))
+        plan = WeightsPlan((bare,) * len(declared_plan.of_rows))
         yield Family(what, "weights", (Option(departure("weights", Code.STALE_WEIGHTS, what), weights=plan),))
 
 

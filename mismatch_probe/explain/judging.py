@@ -52,14 +52,14 @@ class LoggedTokens:
         Raises:
             UsageError: no response has a token, or no column of log-probs is there.
         """
-        kept = [response for response in responses if len(response.token_ids)]
-        if not kept:
+        nonempty = [response for response in responses if len(response.token_ids)]
+        if not nonempty:
             raise UsageError("the log cannot be explained: not one of its responses has a token; give one that has")
-        lengths = np.array([len(response.token_ids) for response in kept])
+        lengths = np.array([len(response.token_ids) for response in nonempty])
         columns: dict[LoggedSide, Floats] = {
-            side: np.concatenate([_column(response, side) for response in kept])
+            side: np.concatenate([_column(response, side) for response in nonempty])
             for side in SIDES
-            if any(getattr(response, f"log_{side}") is not None for response in kept)
+            if any(getattr(response, f"log_{side}") is not None for response in nonempty)
         }
         if not columns:
             raise UsageError(
@@ -67,17 +67,17 @@ class LoggedTokens:
                 "trainer's"
             )
         return cls(
-            responses=kept,
+            responses=nonempty,
             sequences=[
                 TokenSequence(response.where, response.prompt_token_ids.tolist(), response.token_ids.tolist())
-                for response in kept
+                for response in nonempty
             ],
             lengths=lengths,
-            rows=np.repeat(np.arange(len(kept)), lengths),
+            rows=np.repeat(np.arange(len(nonempty)), lengths),
             places=np.concatenate([np.arange(length) for length in lengths]),
-            sampled=np.concatenate([np.asarray(response.sampled, dtype=np.bool_) for response in kept]),
+            sampled=np.concatenate([np.asarray(response.sampled, dtype=np.bool_) for response in nonempty]),
             temperature=np.repeat(
-                [np.nan if response.temperature is None else response.temperature for response in kept], lengths
+                [np.nan if response.temperature is None else response.temperature for response in nonempty], lengths
             ).astype(np.float64),
             columns=columns,
         )
@@ -110,8 +110,8 @@ class LoggedTokens:
 
 
 def _column(response: LoggedResponse, side: LoggedSide) -> Floats:
-    logged = response.log_mu if side == "mu" else response.log_pi
-    return np.full(len(response.token_ids), np.nan) if logged is None else np.asarray(logged, dtype=np.float64)
+    values = response.log_mu if side == "mu" else response.log_pi
+    return np.full(len(response.token_ids), np.nan) if values is None else np.asarray(values, dtype=np.float64)
 
 
 _FREEDOM: Final = 4.0
@@ -127,7 +127,7 @@ class Account:
     Both in nats; `unit` is the rounding floor.
     """
 
-    predicted: Floats
+    prediction: Floats
     unit: Floats
 
 
@@ -138,17 +138,17 @@ class Judge:
     column: Floats
     resolution: Floats
     rows: Ints
-    counted: Bools
+    is_counted: Bools
 
-    def account(self, predicted: Floats, floor: Floor, unit_times: float = 1.0) -> Account:
+    def account(self, prediction: Floats, floor: Floor, unit_times: float = 1.0) -> Account:
         """The prediction with the floor at it, times what a sharper distribution makes of it."""
-        return Account(predicted, np.hypot(floor.at(predicted) * unit_times, self.resolution))
+        return Account(prediction, np.hypot(floor.at(prediction) * unit_times, self.resolution))
 
     def residual(self, account: Account) -> Floats:
         """In nats [T], NaN where nothing counts or nothing is predicted."""
         with np.errstate(invalid="ignore"):
-            nats = np.clip(self.column - account.predicted, -_FARTHEST_NATS, _FARTHEST_NATS)
-        return np.asarray(np.where(self.counted, nats, np.nan))
+            nats = np.clip(self.column - account.prediction, -_FARTHEST_NATS, _FARTHEST_NATS)
+        return np.asarray(np.where(self.is_counted, nats, np.nan))
 
     def loss(self, account: Account) -> Floats:
         """Of each token [T], NaN as `residual`."""
@@ -165,16 +165,16 @@ class Judge:
         residual = self.residual(account)
         return float(np.sqrt(np.mean(residual[np.isfinite(residual)] ** 2)))
 
-    def explained(self, account: Account, null: Account) -> float:
+    def explained_share(self, account: Account, null: Account) -> float:
         """Share of the null's square (nats) that `account` takes away, on tokens that both speak of; -1 at worst."""
         ours, theirs = self.residual(account), self.residual(null)
         both = np.isfinite(ours) & np.isfinite(theirs)
-        before = trimmed_mean(theirs[both] ** 2)
-        return max(-1.0, 1 - trimmed_mean(ours[both] ** 2) / before) if before > 0 else 0.0
+        null_square = trimmed_mean(theirs[both] ** 2)
+        return max(-1.0, 1 - trimmed_mean(ours[both] ** 2) / null_square) if null_square > 0 else 0.0
 
     def same(self, account: Account, other: Account) -> bool:
         """Whether both say the same of every token."""
-        ours, theirs = (np.stack([side.predicted, side.unit]) for side in (account, other))
+        ours, theirs = (np.stack([side.prediction, side.unit]) for side in (account, other))
         return np.array_equal(ours, theirs, equal_nan=True)
 
     def standard_scores(self, better: Account, worse: Account) -> float:
@@ -207,14 +207,14 @@ class Judge:
         tells more, for what is moved most in a few responses makes the error of the sums as large as they are.
         """
         units = np.where(np.isfinite(self.residual(account)), self.residual(null) / null.unit, np.nan)
-        moved = (account.predicted - null.predicted) / null.unit
-        usable = np.isfinite(units) & np.isfinite(moved) & (moved != 0)
+        shift = (account.prediction - null.prediction) / null.unit
+        usable = np.isfinite(units) & np.isfinite(shift) & (shift != 0)
         if usable.sum() < 2:
             return 0.0
-        pulls = ((_FREEDOM + 1) * units / (_FREEDOM + units**2) * moved)[usable]
+        pulls = ((_FREEDOM + 1) * units / (_FREEDOM + units**2) * shift)[usable]
         pieces = self._pieces(usable)
         sums, squares = (
-            np.bincount(pieces, weights=values).astype(np.float64) for values in (pulls, moved[usable] ** 2)
+            np.bincount(pieces, weights=values).astype(np.float64) for values in (pulls, shift[usable] ** 2)
         )
         return max(_normal_score(sums), _normal_score(sums / np.sqrt(squares)))
 
@@ -258,7 +258,7 @@ class Unrelated:
     correlation: float
 
 
-def unrelated(tokens: LoggedTokens, judge: Judge, null: Account) -> Unrelated | None:
+def find_unrelated(tokens: LoggedTokens, judge: Judge, null: Account) -> Unrelated | None:
     """None where responses are off by degrees, where hardly any agrees, or where log-probs do follow the tokens."""
     units = np.abs(judge.residual(null)) / null.unit
     off, agreeing = [], 0
@@ -276,8 +276,8 @@ def unrelated(tokens: LoggedTokens, judge: Judge, null: Account) -> Unrelated | 
             return None
     if len(off) < _LEAST_OFF or agreeing < _LEAST_AGREEING * (agreeing + len(off)):
         return None
-    chosen = np.isin(tokens.rows, off) & np.isfinite(units)
-    correlation = float(np.corrcoef(judge.column[chosen], null.predicted[chosen])[0, 1])
+    is_off = np.isin(tokens.rows, off) & np.isfinite(units)
+    correlation = float(np.corrcoef(judge.column[is_off], null.prediction[is_off])[0, 1])
     if not abs(correlation) <= _MOST_CORRELATION:
         return None
     return Unrelated(len(off), tokens.num_responses, correlation)

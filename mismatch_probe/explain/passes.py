@@ -40,7 +40,7 @@ class LoadedWeights:
     arithmetic: Arithmetic
     tokens: LoggedTokens
     batch_tokens: int
-    _hidden: dict[tuple[str, Rope | None], torch.Tensor] = field(default_factory=dict)
+    _states: dict[tuple[str, Rope | None], torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._head = ChunkedHead(self.model)
@@ -49,7 +49,7 @@ class LoadedWeights:
         """Give the model's memory back."""
         on_gpu = self.model.device.type == "cuda"
         del self.model, self._head
-        self._hidden.clear()
+        self._states.clear()
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()
@@ -90,17 +90,17 @@ class LoadedWeights:
     def _hidden_states(self, context: Context, rope: Rope | None) -> torch.Tensor:
         """Final hidden states [T, D] before each token of the responses."""
         key = (context.name, rope)
-        if key not in self._hidden:
+        if key not in self._states:
             with exchanged_rope(self.model, rope):
-                hidden = self._computed(context)
-            kept = sum(states.nbytes for states in self._hidden.values())
-            if kept + hidden.nbytes > _KEPT_BYTES:
-                return hidden
-            self._hidden[key] = hidden
-        return self._hidden[key]
+                states_TD = self._compute_states(context)
+            kept_bytes = sum(states.nbytes for states in self._states.values())
+            if kept_bytes + states_TD.nbytes > _KEPT_BYTES:
+                return states_TD
+            self._states[key] = states_TD
+        return self._states[key]
 
     def has_states(self, context: Context, rope: Rope | None) -> bool:
-        return (context.name, rope) in self._hidden
+        return (context.name, rope) in self._states
 
     def compute_behind(self, older: "LoadedWeights", context: Context, rope: Rope | None) -> None:
         """Compute hidden states behind keys and values of the prompts that `older` computes, a response at a time."""
@@ -109,17 +109,17 @@ class LoadedWeights:
         with exchanged_rope(self.model, rope), self.arithmetic.active():
             for sequence, prompt in zip(self.tokens.sequences, context.prompts, strict=True):
                 require_scorable(TokenSequence(sequence.id, prompt, sequence.token_ids), self._vocab_size)
-                cached = context.cache.num_cached(prompt)
+                num_cached = context.cache.num_cached(prompt)
                 ids_1S = torch.tensor([prompt + sequence.token_ids[:-1]], device=self.model.device)
                 others: dict[str, Any] = {}
-                if cached:
+                if num_cached:
                     body: Any = older.model.base_model
-                    others["past_key_values"] = body(input_ids=ids_1S[:, :cached], use_cache=True).past_key_values
-                hidden_1SD = self._head.body(ids_1S[:, cached:], **others)
-                rows.append(hidden_1SD[0, len(prompt) - 1 - cached :].cpu())
-        self._hidden[context.name, rope] = torch.cat(rows)
+                    others["past_key_values"] = body(input_ids=ids_1S[:, :num_cached], use_cache=True).past_key_values
+                hidden_1SD = self._head.body(ids_1S[:, num_cached:], **others)
+                rows.append(hidden_1SD[0, len(prompt) - 1 - num_cached :].cpu())
+        self._states[context.name, rope] = torch.cat(rows)
 
-    def _computed(self, context: Context) -> torch.Tensor:
+    def _compute_states(self, context: Context) -> torch.Tensor:
         sequences = [
             TokenSequence(sequence.id, prompt, sequence.token_ids)
             for sequence, prompt in zip(self.tokens.sequences, context.prompts, strict=True)
@@ -127,15 +127,15 @@ class LoadedWeights:
         rows: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
         with self.arithmetic.active():
             for batch in plan_batches([sequence.num_tokens for sequence in sequences], self.batch_tokens):
-                padded = pad_batch([sequences[row] for row in batch], vocab_size=self._vocab_size)
-                ids_BS = padded.input_ids_BS.to(self.model.device)
+                padded_batch = pad_batch([sequences[row] for row in batch], vocab_size=self._vocab_size)
+                ids_BS = padded_batch.input_ids_BS.to(self.model.device)
                 shape = "x".join(map(str, ids_BS.shape))
                 with memory_errors_named(f"computing {shape} tokens", "lower batch_tokens (--batch-tokens)"):
                     hidden_BSD = self._head.body(ids_BS, **_positions(context, batch, sequences, ids_BS))
                 hidden_states = hidden_BSD[
-                    padded.rows_T.to(hidden_BSD.device), padded.positions_T.to(hidden_BSD.device)
+                    padded_batch.rows_T.to(hidden_BSD.device), padded_batch.positions_T.to(hidden_BSD.device)
                 ]
-                for row, states in zip(batch, hidden_states.cpu().split(padded.response_lengths), strict=True):
+                for row, states in zip(batch, hidden_states.cpu().split(padded_batch.response_lengths), strict=True):
                     rows[row] = states
         return torch.cat(rows)
 
@@ -165,7 +165,7 @@ def _positions(
 def exchanged_rope(model: PreTrainedModel, rope: Rope | None) -> Iterator[None]:
     """The rotary frequencies as another base or a linear scaling gives them; as before afterwards."""
     buffers = [] if rope is None else rotary_frequencies(model)
-    before = [buffer.clone() for buffer in buffers]
+    old_values = [buffer.clone() for buffer in buffers]
     try:
         for buffer in buffers:
             assert rope is not None
@@ -174,7 +174,7 @@ def exchanged_rope(model: PreTrainedModel, rope: Rope | None) -> Iterator[None]:
             buffer.copy_(buffer.double() * rope.base_times**-exponents / rope.positions_divided_by)
         yield
     finally:
-        for buffer, values in zip(buffers, before, strict=True):
+        for buffer, values in zip(buffers, old_values, strict=True):
             buffer.copy_(values)
 
 
@@ -206,12 +206,12 @@ def reference_weights(
         rounded_to=rounded_to,
         trust_remote_code=settings.model.trust_remote_code,
     )
-    loaded = LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
+    weights = LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
     del model
     try:
-        yield loaded
+        yield weights
     finally:
-        loaded.close()
+        weights.close()
 
 
 @contextmanager
@@ -224,12 +224,12 @@ def weights_in(settings: ExplainSettings, tokens: LoggedTokens, dtype: Dtype) ->
         choose_device(settings.device),
         trust_remote_code=settings.model.trust_remote_code,
     )
-    loaded = LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
+    weights = LoadedWeights(model, arithmetic, tokens, settings.batch_tokens)
     del model
     try:
-        yield loaded
+        yield weights
     finally:
-        loaded.close()
+        weights.close()
 
 
 def _training(settings: ExplainSettings, *, adapter: str | None) -> TrainingPathSettings:

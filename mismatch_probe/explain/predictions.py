@@ -30,8 +30,8 @@ class Predictions:
 
     settings: ExplainSettings
     tokens: LoggedTokens
-    declared: LoadedWeights
-    _rounded: dict[tuple[Dtype, str, Distribution], Floats] = field(default_factory=dict)
+    declared_model: LoadedWeights
+    _in_formats: dict[tuple[Dtype, str, Distribution], Floats] = field(default_factory=dict)
     _columns: dict[tuple[PassKey, Distribution], Floats] = field(default_factory=dict)
     _curves: dict[PassKey, tuple[Floats, Floats]] = field(default_factory=dict)
     _other: tuple[KnownWeights, LoadedWeights] | None = None
@@ -39,10 +39,10 @@ class Predictions:
 
     @classmethod
     @contextmanager
-    def opened(cls, settings: ExplainSettings, tokens: LoggedTokens) -> Iterator[Self]:
+    def open(cls, settings: ExplainSettings, tokens: LoggedTokens) -> Iterator[Self]:
         """Raises as `explain`."""
-        with reference_weights(settings, tokens) as declared:
-            predictions = cls(settings, tokens, declared)
+        with reference_weights(settings, tokens) as model:
+            predictions = cls(settings, tokens, model)
             with predictions._closes_other:
                 yield predictions
 
@@ -60,9 +60,9 @@ class Predictions:
         own, normalisers = None, None
         for key in setup.passes():
             if key not in self._curves:
-                loaded = self._loaded(key.weights)
-                self._fill_cache(loaded, setup)
-                self._curves[key] = loaded.temperature_curve(setup.context, setup.rope)
+                weights_in_use = self._load(key.weights)
+                self._fill_cache(weights_in_use, setup)
+                self._curves[key] = weights_in_use.temperature_curve(setup.context, setup.rope)
             ours = self._of(setup, key.weights)
             if own is None or normalisers is None:
                 own, normalisers = (array.copy() for array in self._curves[key])
@@ -71,14 +71,14 @@ class Predictions:
         assert normalisers is not None
         return curve(own, normalisers)
 
-    def rounded(self, dtype: Dtype, context: Context, distribution: Distribution) -> Floats:
+    def in_format(self, dtype: Dtype, context: Context, distribution: Distribution) -> Floats:
         """The declared checkpoint as a training path computes it in a format [T]."""
         key = (dtype, context.name, distribution)
-        if key not in self._rounded:
+        if key not in self._in_formats:
             self._close_other()
-            with weights_in(self.settings, self.tokens, dtype) as loaded:
-                (self._rounded[key],) = loaded.columns(context, None, [distribution])
-        return self._rounded[key]
+            with weights_in(self.settings, self.tokens, dtype) as weights_in_use:
+                (self._in_formats[key],) = weights_in_use.columns(context, None, [distribution])
+        return self._in_formats[key]
 
     def compute(self, setup: Setup, distributions: Iterable[Distribution]) -> None:
         """All at once, so that `column` has them."""
@@ -86,25 +86,25 @@ class Predictions:
         for key in setup.passes():
             missing = [distribution for distribution in unique if (key, distribution) not in self._columns]
             if missing:
-                loaded = self._loaded(key.weights)
-                self._fill_cache(loaded, setup)
-                columns = loaded.columns(setup.context, setup.rope, missing)
+                weights_in_use = self._load(key.weights)
+                self._fill_cache(weights_in_use, setup)
+                columns = weights_in_use.columns(setup.context, setup.rope, missing)
                 self._columns |= {
                     (key, distribution): column for distribution, column in zip(missing, columns, strict=True)
                 }
 
-    def _fill_cache(self, loaded: LoadedWeights, setup: Setup) -> None:
+    def _fill_cache(self, weights_in_use: LoadedWeights, setup: Setup) -> None:
         """Compute the states behind prompts that other weights have computed, where the setup has some."""
         cache = setup.context.cache
-        if cache is None or loaded.has_states(setup.context, setup.rope):
+        if cache is None or weights_in_use.has_states(setup.context, setup.rope):
             return
-        if loaded is self.declared:
+        if weights_in_use is self.declared_model:
             self._close_other()
         if cache.weights is None:
-            loaded.compute_behind(self.declared, setup.context, setup.rope)
+            weights_in_use.compute_behind(self.declared_model, setup.context, setup.rope)
             return
-        with self._opened(cache.weights) as older:
-            loaded.compute_behind(older, setup.context, setup.rope)
+        with self._open(cache.weights) as older:
+            weights_in_use.compute_behind(older, setup.context, setup.rope)
 
     def _of(self, setup: Setup, weights: KnownWeights | None) -> Bools:
         """The tokens of responses with these weights [T]."""
@@ -116,20 +116,20 @@ class Predictions:
         dtypes = {self.settings.mu.dtype, self.settings.pi.dtype}
         return next(iter(dtypes)) if len(dtypes) == 1 and all(dtype.rounds_coarsely for dtype in dtypes) else None
 
-    def _loaded(self, weights: KnownWeights | None) -> LoadedWeights:
+    def _load(self, weights: KnownWeights | None) -> LoadedWeights:
         """Of other weights the last ones stay: a search asks them for many things in a row."""
         if weights is None:
-            return self.declared
+            return self.declared_model
         if self._other is None or self._other[0] != weights:
             self._close_other()
-            self._other = weights, self._closes_other.enter_context(self._opened(weights))
+            self._other = weights, self._closes_other.enter_context(self._open(weights))
         return self._other[1]
 
     def _close_other(self) -> None:
         self._other = None
         self._closes_other.close()
 
-    def _opened(self, weights: KnownWeights) -> AbstractContextManager[LoadedWeights]:
+    def _open(self, weights: KnownWeights) -> AbstractContextManager[LoadedWeights]:
         return reference_weights(
             self.settings,
             self.tokens,
@@ -154,22 +154,22 @@ _PARTS: Final = 4
 _LEAST_TOKENS: Final = 30
 
 
-def other_formats(declared: Dtype) -> Iterator[Family]:
+def other_formats(declared_dtype: Dtype) -> Iterator[Family]:
     for dtype in COMPUTED_IN:
-        if dtype != declared:
-            what = f"{dtype.upper()} arithmetic instead of {declared.upper()}"
+        if dtype != declared_dtype:
+            what = f"{dtype.upper()} arithmetic instead of {declared_dtype.upper()}"
             yield Family(what, "format", (Option(departure("format", Code.ONE_SIDED_DTYPE, what), dtype=dtype),))
 
 
-def coarser_formats(declared: Dtype) -> list[Dtype]:
-    return [dtype for dtype in COMPUTED_IN if dtype.round_off > declared.round_off]
+def coarser_formats(declared_dtype: Dtype) -> list[Dtype]:
+    return [dtype for dtype in COMPUTED_IN if dtype.round_off > declared_dtype.round_off]
 
 
-def floors_of_formats(measured: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
+def floors_of_formats(floors: dict[Dtype, Floor]) -> dict[Dtype, Floor]:
     """Of every format; of one that was not measured, from the coarsest that was by the spacing of its numbers."""
-    coarsest = max(measured, key=lambda dtype: dtype.round_off)
-    own = measured[coarsest]
-    return {dtype: measured.get(dtype) or own.of_format(dtype.round_off / coarsest.round_off) for dtype in COMPUTED_IN}
+    coarsest = max(floors, key=lambda dtype: dtype.round_off)
+    own = floors[coarsest]
+    return {dtype: floors.get(dtype) or own.of_format(dtype.round_off / coarsest.round_off) for dtype in COMPUTED_IN}
 
 
 def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dtype, errors: Floats | None) -> bool:
@@ -184,9 +184,9 @@ def is_rounding(judge: Judge, account: Account, tokens: LoggedTokens, dtype: Dty
         return False
     if errors is not None and not _goes_with(units[is_known], (errors / account.unit)[is_known]):
         return False
-    likely = _parts(account.predicted, is_known)
-    early = _parts(tokens.places.astype(np.float64), is_known)
-    sizes = [*_sizes(units, likely, is_known), *_sizes(units, early, is_known)]
+    by_likelihood = _parts(account.prediction, is_known)
+    by_place = _parts(tokens.places.astype(np.float64), is_known)
+    sizes = [*_sizes(units, by_likelihood, is_known), *_sizes(units, by_place, is_known)]
     by_row = np.array(_sizes(units, tokens.rows, is_known))
     least = 0.0 if not dtype.rounds_coarsely else LEAST_TIMES if errors is None else _LEAST_TIMES_CORRELATED
     otherwise = np.mean((by_row < least / 2) | (by_row > MOST_TIMES * 2)) if len(by_row) else 0.0

@@ -44,30 +44,30 @@ _FEWEST_COMPARED: Final = 20
 _WRONG_AT_MOST: Final = 0.01
 
 
-def missing(column: Floats, predicted: Floats, unit: Floats, counted: Bools, rows: Ints) -> Bools:
+def missing(column: Floats, prediction: Floats, unit: Floats, is_counted: Bools, rows: Ints) -> Bools:
     """Which log-probs are missing [T]. unit: how far rounding moves the predicted ones [T], nats. rows: the response
     of each token [T], rising.
     """
     absent = ~np.isfinite(column) | (column <= FLOOR_NATS)
-    uncertain = counted & ~absent & (predicted < -_UNCERTAIN_FLOORS * unit)
+    uncertain = is_counted & ~absent & (prediction < -_UNCERTAIN_FLOORS * unit)
     zeros = uncertain & (column == 0)
-    filled = zeros & _in_filled_responses(column, predicted, counted, rows)
-    if 2 * filled.sum() <= zeros.sum():  # scores of other tokens have zeros anywhere in each response
-        absent |= filled
-        zeros, uncertain = zeros & ~filled, uncertain & ~filled
-    if _mean_nothing(predicted[zeros], column[uncertain & ~zeros], predicted[uncertain & ~zeros]):
+    fillers = zeros & _in_filled_responses(column, prediction, is_counted, rows)
+    if 2 * fillers.sum() <= zeros.sum():  # scores of other tokens have zeros anywhere in each response
+        absent |= fillers
+        zeros, uncertain = zeros & ~fillers, uncertain & ~fillers
+    if _mean_nothing(prediction[zeros], column[uncertain & ~zeros], prediction[uncertain & ~zeros]):
         absent |= zeros
-    return np.asarray(counted & absent)
+    return np.asarray(is_counted & absent)
 
 
-def _in_filled_responses(column: Floats, predicted: Floats, counted: Bools, rows: Ints) -> Bools:
+def _in_filled_responses(column: Floats, prediction: Floats, is_counted: Bools, rows: Ints) -> Bools:
     """Zeros that fill a response, or a stretch of one [T], by `stats.zeros`."""
-    filled = np.zeros(column.shape, dtype=np.bool_)
-    nearly_sure = NearlySure.of(column[counted], predicted[counted])
-    for row in np.unique(rows[counted & (column == 0) & (predicted < SURELY_BELOW_ZERO)]):
-        of_row = np.flatnonzero(counted & (rows == row))
-        filled[of_row] = filled_with_zeros(column[of_row], predicted[of_row], nearly_sure)
-    return filled
+    fillers = np.zeros(column.shape, dtype=np.bool_)
+    nearly_sure = NearlySure.of(column[is_counted], prediction[is_counted])
+    for row in np.unique(rows[is_counted & (column == 0) & (prediction < SURELY_BELOW_ZERO)]):
+        of_row = np.flatnonzero(is_counted & (rows == row))
+        fillers[of_row] = filled_with_zeros(column[of_row], prediction[of_row], nearly_sure)
+    return fillers
 
 
 def _mean_nothing(at_zeros: Floats, others: Floats, at_others: Floats) -> bool:
@@ -86,7 +86,7 @@ def _mean_nothing(at_zeros: Floats, others: Floats, at_others: Floats) -> bool:
 
 
 _AGREE_FLOORS: Final = 3.0
-"""Of one side's rounding: two sides that round alone lie 1.4 apart."""
+"""In units of one side's rounding: the distance of two sides that differ by rounding alone is 1.4."""
 
 
 def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
@@ -138,7 +138,7 @@ def run_explain(job: ExplainJob) -> Explanation:
 def explain(
     settings: ExplainSettings, responses: Sequence[LoggedResponse], tell: ProgressCallback = lambda *progress: None
 ) -> Explanation:
-    """What explains each side of the log; all responses are computed, in this process. `tell` hears how far it is.
+    """What explains each side of the log; all responses are computed, in this process. `tell` is the progress callback.
 
     Raises:
         UsageError: the log has nothing to explain, or the checkpoint cannot be used for its ids.
@@ -146,7 +146,7 @@ def explain(
         OutOfMemory: it does not fit.
     """
     tokens = LoggedTokens.of(responses)
-    with Predictions.opened(settings, tokens) as predictions:
+    with Predictions.open(settings, tokens) as predictions:
         return explain_with(predictions, settings, tokens, tell)
 
 
@@ -157,10 +157,10 @@ def explain_with(
     tell: ProgressCallback = lambda *progress: None,
 ) -> Explanation:
     """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
-    begun = time.monotonic()
+    start_seconds = time.monotonic()
     present = [side for side in SIDES if side in tokens.columns]
     sides = [
-        _explained(side, settings, predictions, tokens, partial(tell, side, number, len(present)))
+        _explain_side(side, settings, predictions, tokens, partial(tell, side, number, len(present)))
         for number, side in enumerate(present, 1)
     ]
     return Explanation(
@@ -170,11 +170,11 @@ def explain_with(
         num_tokens=len(tokens.rows),
         sides=sides,
         verdict=overall(sides, tokens),
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - start_seconds,
     )
 
 
-def _explained(
+def _explain_side(
     side: LoggedSide,
     settings: ExplainSettings,
     predictions: Predictions,
@@ -184,52 +184,50 @@ def _explained(
     tell("as declared, and its rounding")
     policy = getattr(settings, side)
     context = Context.as_logged(tokens)
-    declared = Distribution.declared(policy, tokens.temperature)
+    distribution = Distribution.of_policy(policy, tokens.temperature)
     setup = Setup(declared_weights(settings, tokens.responses, side), None, context)
-    of_sampling = list(of_distribution(declared))
+    of_sampling = list(of_distribution(distribution))
     predictions.compute(
         setup,
         [
-            declared,
+            distribution,
             *(option.distribution for family in of_sampling for option in family.options if option.distribution),
         ],
     )
-    exact = predictions.column(setup, declared)
-    unmoved = predictions.column(replace(setup, weights=checkpoint_alone(tokens.num_responses)), declared)
+    exact = predictions.column(setup, distribution)
+    of_checkpoint = predictions.column(replace(setup, weights=checkpoint_alone(tokens.num_responses)), distribution)
     errors = {
-        dtype: predictions.rounded(dtype, context, declared) - unmoved
+        dtype: predictions.in_format(dtype, context, distribution) - of_checkpoint
         for dtype in (policy.dtype, *coarser_formats(policy.dtype))
     }
     floors = floors_of_formats(
-        {dtype: Floor.measure(error, unmoved, tokens.sampled) for dtype, error in errors.items()}
+        {dtype: Floor.measure(error, of_checkpoint, tokens.sampled) for dtype, error in errors.items()}
     )
     column = tokens.columns[side]
     absent = missing(column, exact, floors[policy.dtype].at(exact), tokens.sampled, tokens.rows)
-    counted = tokens.sampled & ~absent
-    judge = Judge(column, resolution(column[counted], column), tokens.rows, counted)
+    is_counted = tokens.sampled & ~absent
+    judge = Judge(column, resolution(column[is_counted], column), tokens.rows, is_counted)
     bench = SideBench(
-        side, judge, declared, policy.dtype, floors, errors, predictions, tokens, setup.weights, context, tell
+        side, judge, distribution, policy.dtype, floors, errors, predictions, tokens, setup.weights, context, tell
     )
-    special = special_tokens(settings, predictions.declared.model)
-    explained = search(bench, [*of_sampling, *_others(settings, bench, special)]) if counted.any() else None
+    special = special_tokens(settings, predictions.declared_model.model)
+    result = search(bench, [*of_sampling, *_others(settings, bench, special)]) if is_counted.any() else None
     return SideExplanation(
         side=side,
-        num_tokens=int(counted.sum()),
+        num_tokens=int(is_counted.sum()),
         num_missing=int(absent.sum()),
         floor_nats=float(np.sqrt(np.mean(bench.floors[policy.dtype].at(exact)[tokens.sampled] ** 2))),
-        trials=[]
-        if explained is None
-        else [explained.null.trial, *(hypothesis.trial for hypothesis in explained.tried)],
+        trials=[] if result is None else [result.null.trial, *(hypothesis.trial for hypothesis in result.attempts)],
         left_out=_left_out(settings, bench, special),
-        explained_by=None if explained is None or explained.explained_by is None else explained.explained_by.trial,
-        verdict=verdict_of(bench, explained, int(absent.sum()), int(tokens.sampled.sum())),
+        explained_by=None if result is None or result.explained_by is None else result.explained_by.trial,
+        verdict=verdict_of(bench, result, int(absent.sum()), int(tokens.sampled.sum())),
     )
 
 
 def _others(settings: ExplainSettings, bench: SideBench, special: SpecialTokens) -> list[Family]:
     """Every family but those of the distribution."""
     predictions = bench.predictions
-    model = predictions.declared.model
+    model = predictions.declared_model.model
     return [
         *edits(bench.tokens, bench.floors[bench.dtype]),
         *other_formats(bench.dtype),
@@ -247,10 +245,10 @@ def _left_out(settings: ExplainSettings, bench: SideBench, special: SpecialToken
         reasons["other weights"] = "none were given; give those of other steps or adapters"
     if not special.headers:
         reasons["an extra header"] = "none was given, and the checkpoint has no chat template to take one from"
-    if special.refused:
-        reasons["a header of the chat template"] = special.refused[0]
+    if special.refusals:
+        reasons["a header of the chat template"] = special.refusals[0]
     if special.bos is None and len({sequence.prompt_token_ids[0] for sequence in bench.tokens.sequences}) > 1:
         reasons["BOS twice or missing"] = "the checkpoint names no BOS, and the prompts begin differently"
-    if not rotary_frequencies(bench.predictions.declared.model):
+    if not rotary_frequencies(bench.predictions.declared_model.model):
         reasons["another RoPE base or scaling"] = "the model has no rotary frequencies that could be exchanged"
     return reasons

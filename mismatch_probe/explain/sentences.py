@@ -11,8 +11,8 @@ from scipy import special
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import COARSEST_FIRST, Dtype
-from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, unrelated
-from mismatch_probe.explain.search import LEAST_EXPLAINED, Found, SideBench
+from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, find_unrelated
+from mismatch_probe.explain.search import LEAST_EXPLAINED, SearchResult, SideBench
 from mismatch_probe.notation import write_count, write_number, write_share
 from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
@@ -67,12 +67,12 @@ def repeats(tokens: LoggedTokens, judge: Judge, null: Account) -> RepeatSpread:
         context = hash(tuple(sequence.prompt_token_ids))
         for place, token in enumerate(sequence.token_ids):
             context = hash((context, token))
-            if judge.counted[first + place]:
+            if judge.is_counted[first + place]:
                 places[version, context, place].append(first + place)
     squares, residuals = [], []
     for same in places.values():
         if len(same) > 1:
-            values = (judge.column[same] - null.predicted[same]) / null.unit[same]
+            values = (judge.column[same] - null.prediction[same]) / null.unit[same]
             squares.append((values - values.mean()) ** 2 * len(same) / (len(same) - 1))
             residuals.append(values**2)
     if not squares:
@@ -94,13 +94,13 @@ def grid_of(column: Floats) -> Dtype | None:
     return next((dtype for dtype in COARSEST_FIRST if is_on_grid(column, dtype)), None)
 
 
-def resolution(counted: Floats, column: Floats) -> Floats:
+def resolution(values: Floats, column: Floats) -> Floats:
     """Root mean square of what writing a column down rounded away [T] (nats); `known` are the values that count."""
-    grid = grid_of(counted)
+    grid = grid_of(values)
     if grid is not None:
         return np.asarray(np.abs(np.nan_to_num(column)) * grid.round_off / np.sqrt(3))
     for decimals in range(1, _MOST_DECIMALS):
-        if len(counted) and np.array_equal(np.round(counted, decimals), counted):
+        if len(values) and np.array_equal(np.round(values, decimals), values):
             return np.full_like(column, 10.0**-decimals / np.sqrt(12))
     return np.zeros_like(column)
 
@@ -119,14 +119,14 @@ def where(tokens: LoggedTokens, judge: Judge, null: Account) -> Iterator[str]:
     off = [row for row in rows if np.median(units[is_known & (tokens.rows == row)]) > _OFF_FLOORS]
     if 0 < len(off) < len(rows):
         yield f"{len(off)} of {len(rows)} responses depart by more than {_OFF_FLOORS:g} floors on half of their tokens"
-    first, later = (units[is_known & (tokens.places < _FIRST)], units[is_known & (tokens.places >= _FIRST)])
-    if min(len(first), len(later)) < _LEAST_TOKENS:
+    first, rest = (units[is_known & (tokens.places < _FIRST)], units[is_known & (tokens.places >= _FIRST)])
+    if min(len(first), len(rest)) < _LEAST_TOKENS:
         return
-    early, late = (float(np.sqrt(trimmed_mean(part**2))) for part in (first, later))
-    sizes = f"{write_number(early)} floors on the first {_FIRST} tokens, {write_number(late)} on the others"
-    if early > _UNEVEN * late:
+    first_size, rest_size = (float(np.sqrt(trimmed_mean(part**2))) for part in (first, rest))
+    sizes = f"{write_number(first_size)} floors on the first {_FIRST} tokens, {write_number(rest_size)} on the others"
+    if first_size > _UNEVEN * rest_size:
         yield f"{sizes}: it looks like other text before the response"
-    elif late > _UNEVEN * early:
+    elif rest_size > _UNEVEN * first_size:
         yield f"{sizes}: it grows along the response, as other positions do"
 
 
@@ -135,15 +135,15 @@ GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _WORTH_SAYING: Final = 0.05
 
 
-def verdict_of(bench: SideBench, explained: Found | None, num_missing: int, num_sampled: int) -> Verdict:
+def verdict_of(bench: SideBench, result: SearchResult | None, num_missing: int, num_sampled: int) -> Verdict:
     """On one side: what is missing in it, what it departs in, or that it is as declared.
 
     found: None where every log-prob is missing.
     """
     causes = list(_missing(bench, num_missing, num_sampled))
-    if explained is not None:
-        causes += [*_departures(bench, explained), *_rounded(bench), *_nameless(bench, explained)]
-        causes = causes or [_as_declared(bench, explained)]
+    if result is not None:
+        causes += [*_causes_of_departures(bench, result), *_cause_of_rounding(bench), *_nameless(bench, result)]
+        causes = causes or [_as_declared(bench, result)]
     first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(Code.by_name(cause.code).kind))
     return Verdict(kind=Code.by_name(first.code).kind, also=others, **first.model_dump())
 
@@ -155,18 +155,18 @@ def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[C
             f"The data is broken: {write_count(num_missing)} log-probs of {SIDES[bench.side]} are missing.",
             [
                 f"{write_share(num_missing, num_sampled)} of its log-probs are NaN, infinite, a floor such as -9999, "
-                "or 0 at tokens that are far from certain; they are left out of everything else that is said"
+                "or 0 at tokens that are far from certain; they are left out of all other results"
             ],
         )
 
 
-def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
-    if explained.explained_by is None:
+def _causes_of_departures(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
+    if result.explained_by is None:
         return
-    trial = explained.explained_by.trial
-    evidence = [evidence_of(trial), _left_by("as declared", explained.null.trial)]
+    trial = result.explained_by.trial
+    evidence = [evidence_of(trial), _left_by("as declared", result.null.trial)]
     if trial.explained < LEAST_EXPLAINED and all(departure.part == "weights" for departure in trial.departures):
-        scores = bench.judge.drawn_to(explained.explained_by.account, explained.null.account)
+        scores = bench.judge.drawn_to(result.explained_by.account, result.null.account)
         evidence.append(
             f"it moves log-probs by less than rounding does, and the residuals point to it by {write_number(scores)} "
             "standard errors"
@@ -179,8 +179,8 @@ def _departures(bench: SideBench, explained: Found) -> Iterator[Cause]:
         )
 
 
-def _rounded(bench: SideBench) -> Iterator[Cause]:
-    grid = grid_of(bench.judge.column[bench.judge.counted])
+def _cause_of_rounding(bench: SideBench) -> Iterator[Cause]:
+    grid = grid_of(bench.judge.column[bench.judge.is_counted])
     if grid is not None:
         yield _cause_in_log(
             Code.ONE_SIDED_DTYPE,
@@ -189,16 +189,16 @@ def _rounded(bench: SideBench) -> Iterator[Cause]:
         )
 
 
-def _as_declared(bench: SideBench, explained: Found) -> Cause:
-    evidence = [_left_by("as declared", explained.null.trial)]
+def _as_declared(bench: SideBench, result: SearchResult) -> Cause:
+    evidence = [_left_by("as declared", result.null.trial)]
     return Cause.of(Code.AS_DECLARED, evidence, side=SIDES[bench.side])
 
 
-def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
+def _nameless(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
     """What no hypothesis explains, and whether the side agrees with itself."""
-    if explained.explained_by is not None:
+    if result.explained_by is not None:
         return
-    strangers = unrelated(bench.tokens, bench.judge, explained.null.account)
+    strangers = find_unrelated(bench.tokens, bench.judge, result.null.account)
     if strangers is not None:
         yield _cause_in_log(
             Code.MISPAIRED,
@@ -207,29 +207,29 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
             [
                 f"their log-probs do not follow their tokens (correlation {write_number(strangers.correlation)}), and "
                 "the other responses agree; whose they are is not in the sample",
-                _left_by("as declared", explained.null.trial),
+                _left_by("as declared", result.null.trial),
             ],
         )
         return
-    repeated = repeats(bench.tokens, bench.judge, explained.null.account)
-    tried = [
-        _left_by("as declared", explained.null.trial),
-        *_best_attempts(explained),
-        *where(bench.tokens, bench.judge, explained.null.account),
+    spreads = repeats(bench.tokens, bench.judge, result.null.account)
+    lines = [
+        _left_by("as declared", result.null.trial),
+        *_best_attempts(result),
+        *where(bench.tokens, bench.judge, result.null.account),
     ]
-    spread = f"{write_number(repeated.spread_floors)} times the floor"
-    if repeated.disagree:
+    spread = f"{write_number(spreads.spread_floors)} times the floor"
+    if spreads.disagree:
         yield _cause_in_log(
             Code.NOT_REPEATABLE,
             f"{_capital(SIDES[bench.side])} does not agree with itself: dropout, or another randomness, is active.",
             [
-                f"{write_count(repeated.num_tokens)} log-probs of tokens that occur again after the same context, "
+                f"{write_count(spreads.num_tokens)} log-probs of tokens that occur again after the same context, "
                 f"under the same weights, differ from each other by {spread}",
-                *tried,
+                *lines,
             ],
         )
         return
-    if repeated.agree:
+    if spreads.agree:
         evidence = (
             f"the side agrees with itself to {spread} where the same context occurs again, so it is no randomness: it "
             "looks like other weights or another computation than was tried"
@@ -239,19 +239,19 @@ def _nameless(bench: SideBench, explained: Found) -> Iterator[Cause]:
     yield Cause(
         code=Code.UNEXPLAINED,
         sentence=f"Unexplained: nothing that was tried explains {SIDES[bench.side]}.",
-        evidence=[*tried, evidence],
+        evidence=[*lines, evidence],
         advice=[
             "Give the checkpoints that the side may have had instead, and headers that may stand before its prompts."
         ],
     )
 
 
-def _best_attempts(explained: Found) -> list[str]:
+def _best_attempts(result: SearchResult) -> list[str]:
     """Those that explain anything, or that none does."""
-    attempts = [tried.trial for tried in explained.tried if tried.trial.explained >= _WORTH_SAYING]
+    attempts = [attempt.trial for attempt in result.attempts if attempt.trial.explained >= _WORTH_SAYING]
     if attempts:
         return [evidence_of(trial) for trial in attempts[:2]]
-    return [f"none of {len(explained.tried)} hypotheses takes away {_WORTH_SAYING:.0%} of the square"]
+    return [f"none of {len(result.attempts)} hypotheses takes away {_WORTH_SAYING:.0%} of the square"]
 
 
 def evidence_of(trial: Trial) -> str:

@@ -21,7 +21,7 @@ class Decision:
     metrics: Mapping[str, float]
     """What the guards saw."""
     can: frozenset[ActionKind]
-    """What the loop said it can do."""
+    """The actions that the loop can take."""
     diagnosis: Diagnosis | None = None
     """The likely cause, where a guard fired."""
     last_good_step: int = 0
@@ -32,7 +32,7 @@ class Decision:
     """What a rate that was lowered is multiplied by, because the run is sound again."""
 
     def followed_by(self, other: Self) -> Self:
-        """With what was said of a later update of the same step."""
+        """This decision together with that on a later update of the same step."""
         return replace(
             self,
             firings=self.firings.followed_by(other.firings),
@@ -119,7 +119,7 @@ class Decision:
 
 
 TABLE_WIDTH: Final = 100
-"""Characters of a line that is printed; wider terminals are rare beside an editor."""
+"""Characters of a line that is printed; few people have a wider terminal next to their editor."""
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Whether log-probs are logarithms to another base than e, from sums that ranks add up, as `stats.bases` tells it."""
+"""Whether log-probs are logarithms to another base than e, from sums that ranks add up, by `stats.bases`."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final, Self

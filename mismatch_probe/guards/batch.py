@@ -56,7 +56,7 @@ class Batch:
     entropy: ArrayLike | None = None
     """Of pi's distribution at each token, nats."""
     prompt_ids: LabelsLike | None = None
-    """What tells prompts apart, one value or one row of token ids a response [B]."""
+    """What identifies the prompt of each response [B]: one value or one row of token ids."""
     rewards: ArrayLike | RewardTotals | None = None
     """One a response [B], or, on one of several ranks, the totals of all ranks' responses."""
     truncated: ArrayLike | None = None

@@ -114,8 +114,9 @@ class GuardBook:
     def observe_canary(self, metrics: Values, step: int = CANARY_STEP) -> StepFirings:
         """Takes in a canary: pi against mu on weights that were just synced and not updated.
 
-        The first one sets what relative rules are held against. Rules that need no history judge it at once, without
-        patience, and later ones are held against the first's floor as well. A guard whose metrics it lacks is left out.
+        The first one sets what relative rules compare with. Rules that need no history judge it at once, without
+        patience, and later ones are compared with the first's floor as well. A guard is left out where its metrics are
+        absent.
         """
         events = [guard.canary(step, metrics) for guard in self._guards]
         return StepFirings(step, tuple(event for event in events if event is not None))

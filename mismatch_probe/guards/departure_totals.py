@@ -23,7 +23,7 @@ class TemperatureTotals(AddableTotals):
     """Sums over parts of fits of T_pi / T_mu to d (`stats.temperature`).
 
     A part's weight is the square of the surprise that its entropies leave. The error of a part that hangs on one prompt
-    is told by other parts alone; the sums in `lone` are over such parts.
+    follows from other parts alone; the sums in `lone` are over such parts.
     """
 
     signed_sums = ("departures", "lone_departures", "lone_products")
@@ -71,7 +71,7 @@ class TemperatureTotals(AddableTotals):
     @property
     def ratio(self) -> float:
         """T_pi / T_mu, nearer to 1 by as many standard errors as Student's t has at `_CONFIDENCE`, more where the fit
-        hangs on a few prompts; 1 where within, and where nothing can be said.
+        hangs on a few prompts; 1 where within, and where the data cannot show it.
         """
         sums = self._with_lone_parts()
         if sums.information == 0:

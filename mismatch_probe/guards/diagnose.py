@@ -10,7 +10,7 @@ from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards import learning_signatures, mismatch_signatures
 from mismatch_probe.guards.actions import LOG, WARN
 from mismatch_probe.guards.diagnosis import ENDINGS, Diagnosis, GuardEvent, Window, engine_follows, ruled_out
-from mismatch_probe.guards.rules.base import Values, write_value
+from mismatch_probe.guards.rules.base import Values, metric_words, write_value
 from mismatch_probe.notation import write_many
 
 SIGNATURES: Final = (learning_signatures, mismatch_signatures)
@@ -25,6 +25,7 @@ _SEVERAL_STEPS = 4
 _DYING_SHARE = 0.5
 _DYING_FALL = 16.0
 _LAST_EVENTS = 3
+_LEAST_LEAP = 3.0
 
 
 @ENDINGS.of(EndCause.MISSING_LOGPROBS)
@@ -183,7 +184,25 @@ def without_cause(window: Window) -> Diagnosis:
     is_mismatch = any(event.metric.startswith(("mismatch/", "sync/", _SHIFT)) for event in window.events)
     causes = list(ruled_out(window)) if is_mismatch else []
     rest = f" Ruled out: {'; '.join(causes)}." if causes else ""
-    return Diagnosis.of(EndCause.UNEXPLAINED, seen=evidence, ruled_out=rest)
+    since = _since_when(window, "mismatch/kl_k3") if is_mismatch else ""
+    return Diagnosis.of(EndCause.UNEXPLAINED, seen=evidence, since=since, ruled_out=rest)
+
+
+def _since_when(window: Window, metric: str) -> str:
+    """Between which steps of the window a metric leapt most, or that it was so large from the first of them on."""
+    points = [(step, value) for step, of in window.history.items() if 0 < (value := of.get(metric, 0.0)) < math.inf]
+    if len(points) < 2:
+        return ""
+    low, high = max(pairwise(points), key=lambda both: both[1][1] / both[0][1])
+    words, (newest, last) = metric_words(metric), points[-1]
+    if high[1] < _LEAST_LEAP * low[1]:
+        first, value = points[0]
+        return f" {words} has no leap: {write_value(value)} at step {first}, {write_value(last)} at step {newest}."
+    since = "" if newest == high[0] else f", and {write_value(last)} at step {newest}"
+    return (
+        f" {words} went from {write_value(low[1])} at step {low[0]} to {write_value(high[1])} at step "
+        f"{high[0]}{since}: look at what changed between these two steps."
+    )
 
 
 def _has_fallen(values: list[float]) -> bool:

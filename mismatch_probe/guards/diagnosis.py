@@ -66,7 +66,7 @@ class StepFirings:
     """Metrics that guards read and the step lacks; those were not judged."""
 
     def followed_by(self, other: Self) -> Self:
-        """With what was said later in the same step."""
+        """This diagnosis together with a later one of the same step."""
         return replace(self, events=(*self.events, *other.events), missing=(*self.missing, *other.missing))
 
     @property

@@ -157,7 +157,7 @@ class Guards(StepJudge):
 
             def judge(sums: Sums) -> Decision:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # which guards are off is told by `explain`
+                    warnings.simplefilter("ignore")  # `explain` lists the guards that are off
                     return guards.observe(sums, step=next(steps), metrics=NEW)
 
             return judge

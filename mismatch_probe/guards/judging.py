@@ -152,7 +152,7 @@ class StepJudge:
         self._history[-1][1].update(metrics)
 
     def diagnosis(self) -> Diagnosis:
-        """The likely cause of what the guards said last."""
+        """The likely cause of the last firings."""
         return diagnose(dict(self._history), self._events)
 
     def state_dict(self) -> dict[str, Any]:

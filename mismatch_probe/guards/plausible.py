@@ -194,7 +194,7 @@ def left_out_sentence(left_out: LeftOutTotals) -> str | None:
 
 
 def tell_of_left_out(step: int, sums: Sums | None, warned_of: frozenset[str]) -> frozenset[str]:
-    """Warns of them once where the others are measured, and once where they are not. told: what was warned of."""
+    """Warn of them once where the others are measured, and once where they are not. told: the warnings so far."""
     sentence = None if sums is None or sums.faults else left_out_sentence(sums.left_out)
     key = f"left out, the others measured: {sums is not None and sums.is_measured}"
     if sentence is None or key in warned_of:
@@ -220,8 +220,8 @@ class EntropyBase:
 
     blocks: of 1, 1, 1, 2, 2, 2, 4, ... steps the sums, the newest first. The newest blocks whose mean of log p + H is
     the most standard errors from 0 are looked at, those since what they show began, and fewer of them, in case that it
-    began within the oldest. base: None where they are in nats, or cannot be told; it stays until the newest blocks say
-    that they are in nats. is_open: they differ from log p, and more tokens may tell of a base.
+    began within the oldest. base: None where they are in nats, or nobody knows; it stays until the newest blocks say
+    that they are in nats. is_open: they differ from log p, and more tokens may show a base.
     """
 
     def __init__(self, blocks: Iterable[StepBlock] = ()) -> None:

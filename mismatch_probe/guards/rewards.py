@@ -80,7 +80,7 @@ class SeenBatches:
         """Takes a step in. How many steps right before it had its very responses; how many steps ago a batch with them
         came last, 0 where none did; and `not_new`. Nothing where no log-prob of mu is recorded.
 
-        A mean that is exactly 0, or not a number, tells nothing. Nothing is learnt from a batch in which all responses
+        A mean that is exactly 0, or not a number, shows nothing. Nothing is learnt from a batch in which all responses
         to each prompt earned the same, so it may come again. Likely responses count once chance does not bring so many
         steps in a row that look alike.
         """

@@ -1,4 +1,4 @@
-"""Would the guards have fired here? Faults planted in copies of a user's own batch, and what guards said to each."""
+"""Would the guards have fired here? It plants faults in copies of a user's batch, and lists the guards that fire."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

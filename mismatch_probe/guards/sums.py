@@ -80,7 +80,7 @@ class Sums(AddableTotals):
     responses: float = 0.0
     highest_length: float = 0.0
     cut: float = 0.0
-    """Responses that ended at the length limit, of the `cut_known` that it was told of."""
+    """Responses that ended at the length limit, of the `cut_known` for which that is known."""
     cut_known: float = 0.0
 
     def metrics(self) -> Metrics:

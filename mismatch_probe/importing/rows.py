@@ -266,7 +266,7 @@ def write_prompts(log_format: Format, source: Path, out_folder: Path, findings: 
         StorageError: the disk refused.
     """
     folder, path, count = RunDirectory(out_folder), out_folder / PROMPT_FILE, 0
-    with folder.created():
+    with folder.create():
         try:
             with replacing(path) as file:
                 for prompt in log_format.read_prompts(source, findings.append):

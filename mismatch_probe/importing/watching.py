@@ -1,5 +1,6 @@
 """The guards of a training run judge the steps of a log, as far as the log has what they read."""
 
+import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,12 @@ from mismatch_probe.importing.following import LoggedStep
 from mismatch_probe.importing.selection import Census
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
 from mismatch_probe.notation import write_many
-from mismatch_probe.records.sequences import FloatArray, LoggedResponse
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse, weights_order
 from mismatch_probe.stats.copies import CopiedRows, RowCopyTotals, row_totals
-from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals
+from mismatch_probe.stats.growth import ResponseSums, can_show_growth, growth_of_sums
+from mismatch_probe.stats.results import LEVEL, StepGrowth
+from mismatch_probe.stats.sequences import Sequences, TokenPair, is_usable, of_sampled_tokens
+from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals, sides_without_zeros
 from mismatch_probe.verdict.case import where_equal
 
 _SIDES = {"log_mu", "log_pi"}
@@ -85,6 +89,7 @@ class Watch:
         self._guards = Guards(guards, can={ActionKind.STOP})
         self.num_guards = len(guards)
         self._earlier_notes: set[str] = set()
+        self._sums: list[ResponseSums] = []
 
     @property
     def guards_off(self) -> Mapping[str, tuple[str, ...]]:
@@ -133,6 +138,8 @@ class Watch:
         if why_not is not None:
             return result
         metrics = sums.metrics()
+        if not sums.faults:
+            self._sums += _k3_sums(step.number, usable, copied_responses)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `off` is shown instead
             decision = self._guards.judge(step.number, metrics, canary=False)
@@ -152,6 +159,18 @@ class Watch:
             if guard.name not in self.guards_off and _can_ask_for_more_than_a_warning(guard)
         ]
         return max((guard.patience for guard in active), default=1)
+
+    def growth(self) -> StepGrowth | None:
+        """How the KL grows over the judged steps, by the test that `report` has for its headline."""
+        return growth_of_sums(ResponseSums.join(self._sums), LEVEL) if self._sums else None
+
+    @property
+    def can_show_growth(self) -> bool:
+        """Whether the judged steps have enough responses to show a growth."""
+        if not self._sums:
+            return False
+        sums = ResponseSums.join(self._sums)
+        return can_show_growth(sums.steps, sums.prompts)
 
     def diagnosis(self) -> Diagnosis:
         """The likely cause of the guards' last findings."""
@@ -210,6 +229,42 @@ def _sum_step(
         truncated=[reason == "length" for reason in end_reasons] if all(end_reasons) else None,
     ).measure()
     return replace(sums, rows=sums.rows + _totals_of_copies(copied_responses))
+
+
+def _k3_sums(
+    step: int, responses: Sequence[LoggedResponse], copied_responses: Sequence[LoggedResponse]
+) -> Iterator[ResponseSums]:
+    """Of the responses of a step that the newest weights sampled, so that staleness is no growth; none without a
+    usable token.
+    """
+    copied = {id(response) for response in copied_responses}
+    newest = max((weights_order(response.weight_version) for response in responses), default=None)
+    chosen = [
+        (response, response.log_pi, response.log_mu)
+        for response in responses
+        if id(response) not in copied and weights_order(response.weight_version) == newest
+    ]
+    rows = [
+        (each, pi[each.sampled], mu[each.sampled])
+        for each, pi, mu in chosen
+        if pi is not None and mu is not None and each.sampled.any()
+    ]
+    if not rows:
+        return
+    log_pi, log_mu = np.concatenate([pi for _, pi, _ in rows]), np.concatenate([mu for _, _, mu in rows])
+    sequences = Sequences.of_lengths([pi.size for _, pi, _ in rows], [_cluster_number(each) for each, _, _ in rows])
+    log_pi, log_mu = sides_without_zeros(log_pi, of_sampled_tokens(log_mu), sequences.offsets)
+    usable = is_usable(log_pi) & is_usable(log_mu)
+    part = sequences.of_usable_tokens(usable)
+    if part is not None:
+        pair = TokenPair(part, log_pi[usable], log_mu[usable])
+        yield ResponseSums.of(pair, np.full(part.num_sequences, step))
+
+
+def _cluster_number(response: LoggedResponse) -> int:
+    """Of the responses of a step that belong together: a hash of their group, or of their prompt."""
+    text = str(response.group).encode() if response.group is not None else response.prompt_token_ids.tobytes()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
 
 def _totals_of_copies(copied_responses: Sequence[LoggedResponse]) -> RowCopyTotals:

@@ -159,7 +159,7 @@ class Format:
 
 
 def files_left_out(files: Sequence[LeftOut]) -> LogFinding:
-    """What is told of them, each with its place as far as a sentence goes."""
+    """The findings on them, each with its place in words."""
     words = "; ".join(f"{file.source.path}: {file.why}" for file in files[:_MOST_NAMED])
     more = f"; and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
     count = f"{len(files)} files cannot be read and are" if len(files) > 1 else "a file cannot be read and is"

@@ -1,4 +1,4 @@
-"""The files of a log, and a look at the start of one, by which formats are told apart."""
+"""The files of a log, and a look at the start of one, by which formats are distinguished."""
 
 import os
 import pickle
@@ -52,7 +52,7 @@ WORDS: Final = frozenset(
         "weight_versions",
     }
 )
-"""Names of fields by which formats of `torch.save` are told apart, in whichever order a writer puts them."""
+"""Names of fields by which formats of `torch.save` are distinguished, in whichever order a writer puts them."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
             line = next_line(file, end - file.tell())
             if line.strip():
                 yield as_object(parse_line(line))
-        except Unreadable:  # told when the line is read
+        except Unreadable:  # reported when the line is read
             return
 
 
@@ -191,7 +191,7 @@ _LOOKS: Final = {
 
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})
-"""Folders that trackers keep beside a log, some with links of their own."""
+"""Folders that trackers keep next to a log, some with links of their own."""
 _OF_RUNS: Final = frozenset({"manifest.json", "rollouts.parquet", "legs"})
 """What a run directory of this tool holds: an imported one has a copy of its log."""
 

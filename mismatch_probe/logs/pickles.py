@@ -69,7 +69,7 @@ NUMPY_NAMES: Final[PickleNames] = dict.fromkeys(
     ),
     UNREAD,
 )
-"""Arrays of numpy that stand beside what is read, images for instance."""
+"""Arrays of numpy in a file that are not read, images for instance."""
 
 
 def first_words(start: bytes) -> frozenset[str]:
@@ -184,7 +184,7 @@ _MADE: Final = dict.fromkeys(_SIZES, 72) | {
     }.items()
     for code in codes
 }
-"""About the bytes that an instruction makes beside its argument."""
+"""About the bytes that an instruction makes in addition to its argument."""
 _LONG_PUT: Final = ord("r")
 _TEXT_PUT: Final = ord("p")
 _STOP: Final = ord(".")

@@ -146,7 +146,7 @@ _SMALL_BYTES: Final = _MOST_PARSED_BYTES // (max(_PARSED_BYTES.values()) + _OF_W
 
 
 def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
-    """Each whole line of the file; blank ones are skipped. What was still being written at the end is told and left.
+    """Each complete line of the file; blank ones are skipped. A last line that is incomplete is reported and left.
     A file that grows meanwhile is read to the size that it had when it was opened.
 
     Raises:

@@ -14,6 +14,7 @@ EVALUATION: Final = "evaluation.json"
 HEADROOM_FILE: Final = "headroom.json"
 LOCALIZATIONS: Final = "localize-*-*.json"
 EXPLANATIONS: Final = "explain*.json"
+CURVES_FILE: Final = "curves.json"
 
 
 class RunKind(Enum):
@@ -26,6 +27,7 @@ class RunKind(Enum):
     SANITY = "a sanity test", "`report` shows it, `sanity --resume` continues it"
     HEADROOM = "what headroom found", "`report` shows it"
     LOCALIZATION = "what localize found", "`report` shows it"
+    CURVES = "a reading of metrics alone", "`report` shows it"
 
     def __init__(self, noun: str, takers: str) -> None:
         self.noun = noun
@@ -52,6 +54,8 @@ def kind_of(folder: Path) -> RunKind | None:
     except FileNotFoundError:
         if is_there(folder / HEADROOM_FILE):
             return RunKind.HEADROOM
+        if is_there(folder / CURVES_FILE):
+            return RunKind.CURVES
         return RunKind.LOCALIZATION if is_folder(folder) and any(folder.glob(LOCALIZATIONS)) else None
     except Unreadable as error:
         raise BrokenRecord(f"{path} cannot be read ({error}); give another run, or make it again") from error
@@ -65,18 +69,18 @@ def kind_of(folder: Path) -> RunKind | None:
     raise BrokenRecord(f"{path} cannot be read (it has no version); give another run, or make it again")
 
 
-def require_kind(folder: Path, *wanted: RunKind) -> None:
+def require_kind(folder: Path, *kinds: RunKind) -> None:
     """
     Raises:
         RunDirectoryError: the folder holds something else, or nothing.
         BrokenRecord: it holds a manifest that cannot be read.
     """
     kind = kind_of(folder)
-    if kind in wanted:
+    if kind in kinds:
         return
     if kind is not None:
         raise RunDirectoryError(
-            f"{folder} holds {kind.noun} ({kind.takers}), and {wanted[0].noun} is wanted here; give another folder"
+            f"{folder} holds {kind.noun} ({kind.takers}), and {kinds[0].noun} is wanted here; give another folder"
         )
     if is_there(folder) and not is_folder(folder):
         raise RunDirectoryError(f"{folder} is a file, not a run directory; give the folder that --out named")
@@ -84,7 +88,7 @@ def require_kind(folder: Path, *wanted: RunKind) -> None:
     raise RunDirectoryError(f"{why}: it is not a run directory; give the folder that --out named")
 
 
-def to_resume(folder: Path | None, *wanted: RunKind) -> Path:
+def to_resume(folder: Path | None, *kinds: RunKind) -> Path:
     """The folder whose run goes on.
 
     Raises:
@@ -98,7 +102,7 @@ def to_resume(folder: Path | None, *wanted: RunKind) -> Path:
         raise RunDirectoryError(
             f"{folder} holds no run that --resume could continue: leave --resume out to start one there, or fix --out"
         )
-    require_kind(folder, *wanted)
+    require_kind(folder, *kinds)
     return folder
 
 

@@ -92,7 +92,7 @@ class RunDirectory:
         return is_there(self.manifest_path)
 
     @contextmanager
-    def created(self) -> Iterator[None]:
+    def create(self) -> Iterator[None]:
         """Make the run directory, and hold it while its first files are written: of many starts, one gets it.
 
         The manifest is the last of them. What a start left that was killed before is removed, so that the same command
@@ -161,7 +161,7 @@ class RunDirectory:
                 entry.unlink()
 
     @contextmanager
-    def locked(self, wait_seconds: float = 0) -> Iterator[None]:
+    def lock(self, wait_seconds: float = 0) -> Iterator[None]:
         """Hold the run for one writer, for which others are waited so long.
 
         Raises:

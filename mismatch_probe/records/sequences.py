@@ -83,8 +83,8 @@ class ScoredSequence:
         columns = {
             column.name: getattr(self, column.name) for column in fields(self) if column.name not in _NOT_PER_TOKEN
         }
-        sliced = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
-        return replace(self, **sliced)
+        remaining_columns = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
+        return replace(self, **remaining_columns)
 
 
 _NOT_PER_TOKEN: Final = ("id", "start_logprobs")
@@ -185,7 +185,7 @@ def plan_activation_batches(
         room -= sequence.num_tokens
     total = sum(len(sequence.token_ids) for sequence in sequences)
     stride = max(1, -(-total // max(logit_rows, 1)))
-    planned, num_tokens, first_sequence = [], 0, 0
+    activation_batches, num_tokens, first_sequence = [], 0, 0
     for number, batch in enumerate(batches):
         rows, start = [], 0
         for sequence in batch:
@@ -193,9 +193,9 @@ def plan_activation_batches(
             rows += [answer + i for i in range(len(sequence.token_ids)) if (num_tokens + i) % stride == 0]
             num_tokens += len(sequence.token_ids)
             start += sequence.num_tokens - 1
-        planned.append(ActivationBatch(number, first_sequence, batch, rows))
+        activation_batches.append(ActivationBatch(number, first_sequence, batch, rows))
         first_sequence += len(batch)
-    return planned
+    return activation_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +224,19 @@ class LoggedResponse:
     """What the responses to one prompt have in common, None where the log does not say."""
     finish_reason: str | None = None
     model: str | None = None
-    """Its name, where the log has one beside the version of its weights."""
+    """Its name, where the log has one besides the version of its weights."""
     num_padding: int = 0
     """Tokens of padding that the log has around it, and that are left out here."""
+
+
+_MOST_DIGITS: Final = 18
+"""The most digits of a weight version that counts as a number; a longer one is a text."""
+
+
+def weights_order(version: str | None) -> tuple[int, str]:
+    """What sorts versions of weights from the oldest to the newest: numbers as numbers, others as texts."""
+    is_number = version is not None and version.isdecimal() and len(version) <= _MOST_DIGITS
+    return (int(version or 0) if is_number else 0, version or "")
 
 
 Floats = npt.NDArray[np.float64]
@@ -254,7 +264,7 @@ class ErrorSums:
 class OwnSums:
     """Sums of own errors, each in units of its number's size; by channel [C] and by sequence [N].
 
-    `squares` and `fourths` are powers of the errors: what one is to the other tells how many tokens decide a channel.
+    `squares` and `fourths` are powers of the errors: their ratio shows how many tokens decide a channel.
     `along` over `targets` is how much longer the output is than FP32 makes it.
     """
 

@@ -50,7 +50,7 @@ SIGNS: Final[dict[str, str]] = {
     "bug": "✕",
     "broken": "!",
 }
-"""A sign for each kind of verdict, and for a KL that grows over the steps of a log: none is told by colour alone."""
+"""A sign for each kind of verdict, and for a KL that grows over the steps of a log: colour alone marks none."""
 
 
 def verdict_words(verdict: Verdict) -> str:
@@ -73,7 +73,7 @@ MORE_PAIRS_NOTE = (
 
 @dataclass(frozen=True)
 class PairStyle:
-    """Colour says the inference side, dash and marker the training side, so no pair is told by colour alone."""
+    """Colour says the inference side, dash and marker the training side, so no pair is recognised by colour alone."""
 
     color: str
     dash: tuple[float, ...]

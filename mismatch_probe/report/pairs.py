@@ -140,7 +140,7 @@ def left_out_sentences(summary: Summary) -> list[str]:
 
 
 def settings_sentences(summary: Summary) -> list[str]:
-    """What each side's own settings change, where the pair beside it is no bug."""
+    """What each side's own settings change, where their counterpart has no bug."""
     verdicts = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
     of_text = {f"{finding.what}{NOT_SHOWN}" for finding in summary.preflight if finding.setting in TEXT}
     return [
@@ -289,7 +289,7 @@ _OF_PRECISION: Final = ("precision", "undecided")
 
 
 def short_answer(summary: Summary) -> str:
-    """The headline as it is told today, of runs of earlier versions too."""
+    """The headline in the present words, of runs of earlier versions too."""
     return headline(summary.pairs, summary.contrasts, summary.preflight)
 
 

@@ -131,7 +131,7 @@ def print_table(console: Console, table: Table, write: Write = in_full) -> None:
 
 
 def print_fitting(console: Console, table: Table) -> None:
-    """In the widest layout that fits the terminal: intervals beside numbers, or below them, or left out of the columns
+    """In the widest layout that fits the terminal: intervals behind numbers, or below them, or left out of the columns
     that can lack them.
     """
     layouts = [_drawn_whole(console, table, in_full), _drawn_whole(console, table, _line_below)]

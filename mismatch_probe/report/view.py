@@ -103,7 +103,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Heading:
-    """Names a drawing: `description` is what a screen reader says for it, `reading` tells everyone how to read it,
+    """Names a drawing: `description` is what a screen reader says for it, `reading` explains how to read it,
     `log_reading` how to read its axes while they are logarithmic.
     """
 
@@ -134,9 +134,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels that share a key, a caption that tells how to read them, and the numbers behind them.
+    """Panels that share a key, a caption that explains how to read them, and the numbers behind them.
 
-    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption beside it. A panel
+    `dense` panels stand three in a row on a wide screen, others two; a single panel has its caption next to it. A panel
     that shows nothing is left out, and named in a sentence. `tables` open on request, together.
     """
 
@@ -324,7 +324,7 @@ def absences(of_pairs: Sequence[tuple[str, Mapping[str, str]]]) -> Note | None:
 
 
 def with_values(table: Table) -> Table:
-    """The table without rows that hold no value; why they hold none is said under it."""
+    """The table without rows that hold no value; a sentence below says why they hold none."""
     absent = (ABSENT, WrittenNumber(ABSENT))
     return replace(table, rows=[row for row in table.rows if any(cell not in absent for cell in row[1:])])
 

@@ -6,14 +6,17 @@ scatter in, but say nothing of few steps; there a leap is asked for that is far 
 interval of the ratio says how large it is.
 """
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.stats.estimator import contrast
+from mismatch_probe.stats.estimator import Estimator, contrast
+from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, pair_metrics
 from mismatch_probe.stats.results import Estimate, StepGrowth
-from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, Sequences, TokenPair
 
 LEAST_RATIO: Final = 2.0
 """The lower bound of last over first: less is not worth a headline."""
@@ -26,6 +29,11 @@ BLIND_LEAP: Final = 10.0
 second where these are fewer than three, so that nothing says how steps scatter.
 """
 _STEPS_THAT_SHOW_SCATTER: Final = 3
+FLAT: Final = 3.0
+"""The largest third of the steps over the smallest, in the KL of a token; of single steps it is `BLIND_LEAP`, against
+the median, since a step has few responses.
+"""
+_PARTS: Final = 3
 _STEEP_SHARE: Final = 1 / 3
 """Of the growth in logarithms: one step that makes as much is named."""
 _MOST_AT_AN_END: Final = 1 / 4
@@ -35,25 +43,68 @@ _ENOUGH_PROMPTS: Final = 4
 _STEPS_FOR_EACH_AT_AN_END: Final = 16
 
 
+@dataclass(frozen=True)
+class ResponseSums:
+    """The k3 of responses, as little of a log as its growth over the steps follows from; arrays are [N]."""
+
+    steps: Ints
+    prompts: Ints
+    """What tells clusters of responses apart."""
+    k3: Floats
+    """Sum over the tokens, their log-ratios limited to +-20."""
+    tokens: Ints
+
+    @classmethod
+    def of(cls, pair: TokenPair, steps: Ints) -> Self:
+        terms = pair.sequences.sum_by_sequence(k3_terms(clip_log_ratios(pair.diff)))
+        return cls(steps, pair.sequences.clusters, terms, pair.sequences.lengths)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        columns = ([getattr(part, name) for part in parts] for name in ("steps", "prompts", "k3", "tokens"))
+        return cls(*map(np.concatenate, columns))
+
+    def divergence(self, is_chosen: Mask, level: float) -> Estimate | None:
+        """KL (k3) of a token of some of the responses."""
+        sequences = Sequences.of_lengths(self.tokens[is_chosen], self.prompts[is_chosen])
+        return Estimator(sequences, level).mean_of_sums(self.k3[is_chosen], Scale.POSITIVE)
+
+
 def step_growth(pair: TokenPair, level: float) -> StepGrowth | None:
     """How the KL (k3) of a token grows over the steps of the responses; None where no growth is shown.
 
     Responses whose step is not known (-1) are left out.
     """
-    if pair.sequences.steps is None:
-        return None
-    part = pair.of_tokens(pair.sequences.spread(pair.sequences.steps >= 0))
+    part = _of_known_steps(pair)
     if part is None or part.sequences.steps is None:
         return None
-    steps, number = np.unique(part.sequences.steps, return_inverse=True)
+    return _growth(ResponseSums.of(part, part.sequences.steps), lambda is_chosen: _divergence(part, is_chosen, level))
+
+
+def growth_of_sums(sums: ResponseSums, level: float) -> StepGrowth | None:
+    """`step_growth`, of what a log was summed to."""
+    return _growth(sums, lambda is_chosen: sums.divergence(is_chosen, level))
+
+
+def can_show_growth(steps: Ints, prompts: Ints) -> bool:
+    """Whether responses of these steps and prompts [N] are enough to show a growth, were each step above those before
+    it.
+    """
+    number = np.unique(steps, return_inverse=True)[1]
+    step_of_unit = np.unique(np.stack([number, prompts]), axis=1)[0]
+    _, chance = _kendall(step_of_unit, np.arange(step_of_unit.size))
+    return chance <= RESPONSES_BY_CHANCE
+
+
+def _growth(sums: ResponseSums, divergence: "_Divergence") -> StepGrowth | None:
+    steps, number = np.unique(sums.steps, return_inverse=True)
     if len(steps) < 2:
         return None
-    terms = part.sequences.sum_by_sequence(k3_terms(clip_log_ratios(part.diff)))
-    tau, chance = _rank_correlation(part, number, terms)
-    values = np.bincount(number, terms) / np.bincount(number, part.sequences.lengths)
+    tau, chance = _rank_correlation(sums, number)
+    values = np.bincount(number, sums.k3) / np.bincount(number, sums.tokens)
     if not (chance <= RESPONSES_BY_CHANCE and _steps_are_in_order(values)):
         return None
-    ends = _ends(part, number, len(steps), level)
+    ends = _ends(divergence, number, len(steps))
     if ends is None:
         return None
     first, last, ratio, size = ends
@@ -74,15 +125,24 @@ def step_growth(pair: TokenPair, level: float) -> StepGrowth | None:
     )
 
 
-def _rank_correlation(pair: TokenPair, number: Ints, terms: Floats) -> tuple[float, float]:
+_Divergence = Callable[[Mask], Estimate | None]
+"""KL (k3) of a token of some of the responses [N]."""
+
+
+def _of_known_steps(pair: TokenPair) -> TokenPair | None:
+    steps = pair.sequences.steps
+    return None if steps is None else pair.of_tokens(pair.sequences.spread(steps >= 0))
+
+
+def _rank_correlation(sums: ResponseSums, number: Ints) -> tuple[float, float]:
     """Kendall's tau-b of the step and the mean of a cluster at that step, and its one-sided p-value.
 
-    number: of the step of each response [N]; terms: sums of k3 [N].
+    number: of the step of each response [N].
     """
-    keys = number.astype(np.int64) * pair.sequences.num_clusters + pair.sequences.cluster_index
-    units, unit = np.unique(keys, return_inverse=True)
-    means = np.bincount(unit, terms) / np.bincount(unit, pair.sequences.lengths)
-    return _kendall(units // pair.sequences.num_clusters, means)
+    prompt = np.unique(sums.prompts, return_inverse=True)[1]
+    num_prompts = int(prompt.max()) + 1
+    units, unit = np.unique(number.astype(np.int64) * num_prompts + prompt, return_inverse=True)
+    return _kendall(units // num_prompts, np.bincount(unit, sums.k3) / np.bincount(unit, sums.tokens))
 
 
 def _kendall(steps: Ints, values: Floats) -> tuple[float, float]:
@@ -105,14 +165,14 @@ def _steps_are_in_order(values: Floats) -> bool:
 
 
 def _ends(
-    pair: TokenPair, number: Ints, num_steps: int, level: float
+    divergence: _Divergence, number: Ints, num_steps: int
 ) -> tuple[Estimate, Estimate, Estimate | None, int] | None:
     """KL (k3) of the first and of the last steps, their ratio, and how many steps they are: the fewest that show that
     the last is larger. None where that is not shown.
     """
     growth = None
     for size in range(max(1, num_steps // _STEPS_FOR_EACH_AT_AN_END), 1 + max(1, int(_MOST_AT_AN_END * num_steps))):
-        first, last = (_divergence(pair, is_chosen, level) for is_chosen in (number < size, number >= num_steps - size))
+        first, last = (divergence(is_chosen) for is_chosen in (number < size, number >= num_steps - size))
         if first is None or last is None:
             continue
         ratio = contrast(last, first)
@@ -146,3 +206,36 @@ def _steepest(values: Floats, ratio: float | None) -> tuple[int | None, float | 
     if leaps[place] < max(LEAP, ratio**_STEEP_SHARE):
         return None, None
     return place + 1, float(leaps[place])
+
+
+@dataclass(frozen=True)
+class StepLevels:
+    """The KL (k3) of a token at each step of a log, in the order of the steps, and its tokens."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    tokens: Sequence[int]
+
+    @property
+    def mean(self) -> float:
+        """Over all tokens."""
+        return float(np.average(self.values, weights=self.tokens))
+
+    @property
+    def lowest(self) -> tuple[float, int]:
+        """The smallest KL, and its step."""
+        return min(zip(self.values, self.steps, strict=True))
+
+    @property
+    def highest(self) -> tuple[float, int]:
+        return max(zip(self.values, self.steps, strict=True))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no third of the steps is `FLAT` times another, and no step stands out: 88 to 100 % of simulated logs
+        that are flat, noisy and heavy-tailed. Whoever calls a log flat names its range too.
+        """
+        values, tokens = np.asarray(self.values, float), np.asarray(self.tokens, float)
+        parts = zip(*(np.array_split(column, min(_PARTS, len(values))) for column in (values, tokens)), strict=True)
+        means = [float(np.average(part, weights=weights)) for part, weights in parts]
+        return max(means) <= FLAT * min(means) and float(values.max()) <= BLIND_LEAP * float(np.median(values))

@@ -21,6 +21,8 @@ from mismatch_probe.train.rollouts import Rollout, gathered_tokens, micro_batche
 from mismatch_probe.train.sharded import ValueModel
 
 _SMALLEST_SCALE: Final = 2.0**-14
+_LARGEST_SCALE: Final = 2.0**24
+"""That of apex. Gradients of zero never overflow: where all rewards are equal a scale would grow without end."""
 
 
 @dataclass
@@ -35,13 +37,13 @@ class LossScale:
     clean_steps: int = 0
 
     def update(self, *, overflow: bool) -> None:
-        """Halve after non-finite gradients; double after `growth_interval` clean steps in a row."""
+        """Halve after non-finite gradients; double after `growth_interval` clean steps in a row, up to 2^24."""
         if overflow:
             self.value, self.clean_steps = max(self.value / 2, _SMALLEST_SCALE), 0
             return
         self.clean_steps += 1
         if self.clean_steps == self.growth_interval:
-            self.value, self.clean_steps = self.value * 2, 0
+            self.value, self.clean_steps = max(self.value, min(self.value * 2, _LARGEST_SCALE)), 0
 
 
 class Optimizer:

@@ -32,7 +32,7 @@ def start_training(
     """
     directory = TrainingDirectory(path)
     if is_main():
-        with directory.created():
+        with directory.create():
             write_first()
             directory.write_training_manifest(preparation.manifest)
     while not directory.is_run:
@@ -87,7 +87,7 @@ def execute_training(
                 directory.append(directory.events_path, event.as_json())
         watch(step, metrics, decision)
 
-    with lost_ranks_named(), directory.locked() if is_main() else nullcontext():
+    with lost_ranks_named(), directory.lock() if is_main() else nullcontext():
         _record(directory, settings=preparation.settings, outcome="unfinished")
         while not _train_assembled(directory, preparation, listener, goal):
             gc.collect()

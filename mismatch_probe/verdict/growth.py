@@ -1,9 +1,11 @@
 """What a KL that grows over the steps of a log means: it leads the answer, and not its mean over all steps."""
 
+from collections.abc import Sequence
 from typing import Final
 
-from mismatch_probe.notation import write_estimate, write_fold
-from mismatch_probe.records.summary import Verdict
+from mismatch_probe.notation import write_estimate, write_fold, write_number
+from mismatch_probe.records.summary import StepSummary, Verdict
+from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import StepGrowth
 
 _WHAT_CAN_CHANGE: Final = (
@@ -24,6 +26,25 @@ def growth_sentence(growth: StepGrowth, size: str = "") -> str:
     if growth.steepest_ratio is not None:
         most = f", most at step {growth.steepest_step} ({write_fold(growth.steepest_ratio)})"
     return f"KL per token grew{times} from {first} to {last}{most}"
+
+
+def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
+    """The KL of each step in its newest weights, the last row of a step; None of fewer than two steps."""
+    newest = {row.step: row.metrics["kl_k3"] for row in rows if row.step is not None and "kl_k3" in row.metrics}
+    if len(newest) < 2:
+        return None
+    estimates = newest.values()
+    return StepLevels(list(newest), [each.value for each in estimates], [each.num_tokens for each in estimates])
+
+
+def course_words(levels: StepLevels) -> str:
+    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high."""
+    (low, low_step), (high, high_step) = levels.lowest, levels.highest
+    extent = f"over {len(levels.steps)} steps"
+    if levels.is_flat:
+        return f"flat {extent} ({' to '.join(dict.fromkeys((write_number(low), write_number(high))))})"
+    ends = f"{write_number(low)} at step {low_step}, {write_number(high)} at step {high_step}"
+    return f"neither flat nor growing {extent} ({ends})"
 
 
 def _steps(first: int, last: int) -> str:

@@ -132,7 +132,7 @@ def against_limit(kl: float) -> str:
 
 
 def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:
-    """What `pair` is so many times farther apart than, where that is sure of any."""
+    """By how many times the KL of `pair` exceeds another pair's, where that is sure of any."""
     candidates = (
         contrast
         for contrast in contrasts
@@ -257,7 +257,7 @@ _SCORE_IN_FP32: Final = (
 
 _SERVER_BESIDE_ENGINE: Final = (
     "Beside the engine here, in the same dtype and in FP32, what is the server's own shows: other weights than the "
-    "checkpoint's, quantised ones, another dtype than was said"
+    "checkpoint's, quantised ones, another dtype than was declared"
 )
 
 
@@ -279,7 +279,7 @@ def _try_causes(case: Case) -> str:
     step = case.last_step if case.growth is None else step_to_explain(case.growth)
     responses = "these responses" if step is None else f"the responses of step {step}"
     return (
-        f"With the checkpoint that sampled {responses}, each suspected cause is computed and set against the log: "
+        f"With the checkpoint that sampled {responses}, each suspected cause is computed and compared with the log: "
         f"`{explain_command(step)}`"
     )
 

@@ -204,7 +204,7 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "sentence"),
     [
         ({"log_mu": STEP.log_mu[:, :-1]}, "log_mu is 16 x 39 and log_pi is 16 x 40"),
         ({"log_mu": rows(STEP.log_mu)}, "log_mu is 16 rows of .* and log_pi is 16 x 40"),
@@ -225,11 +225,11 @@ def test_it_shows_itself_as_text_as_json_and_in_a_notebook() -> None:
         ({"log_pi": np.zeros((2, 2, 2))}, "log_pi is no list of responses"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(given: dict[str, object], said: str) -> None:
+def test_bad_input_is_one_clear_sentence(given: dict[str, object], sentence: str) -> None:
     arguments = {"log_pi": STEP.log_pi, "log_mu": STEP.log_mu, "mask": MASK, **given}
-    with pytest.raises(mp.UsageError, match=said) as told:
+    with pytest.raises(mp.UsageError, match=sentence) as error:
         mp.compare_logprobs(**arguments)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_copy_but_for_the_first_token_of_each_response_is_refused() -> None:

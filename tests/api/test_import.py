@@ -18,8 +18,8 @@ def third_party(code: str) -> set[str]:
 
 @cache
 def loaded_by(code: str) -> set[str]:
-    told = "import sys; print(*sorted({name.split('.')[0] for name in sys.modules}), sep='\\n')"
-    answer = subprocess.run([sys.executable, "-c", f"{code}\n{told}"], capture_output=True, text=True, check=True)
+    program = "import sys; print(*sorted({name.split('.')[0] for name in sys.modules}), sep='\\n')"
+    answer = subprocess.run([sys.executable, "-c", f"{code}\n{program}"], capture_output=True, text=True, check=True)
     return set(answer.stdout.split())
 
 

@@ -15,7 +15,7 @@ from tests.tiny_models import make_checkpoint
 
 
 def assert_refused(answer: Answer, words: str, code: ExitCode = ExitCode.USAGE) -> None:
-    assert answer.returncode == code, answer.stderr
+    assert answer.returncode == code, answer
     assert words in " ".join(answer.stderr.split())
     assert "Traceback" not in answer.stderr
     assert answer.stdout == ""

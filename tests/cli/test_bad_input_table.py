@@ -33,9 +33,9 @@ def test_it_is_met_with_one_sentence(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     ended = CommandLine(capsys, monkeypatch)(*words)
-    assert ended.code == bad.code, ended.stderr
+    assert ended.code == bad.code, ended
     assert bad.words in ended.stderr
-    assert not [word for word in NEVER if word in ended.stderr], ended.stderr
+    assert not [word for word in NEVER if word in ended.stderr], ended
     assert ended.stderr.count("mismatch-probe: ") == 1
     assert ended.stdout == ""
     assert not (tmp_path / "out").exists()

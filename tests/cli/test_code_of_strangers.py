@@ -57,8 +57,8 @@ def test_no_command_takes_the_trust_of_a_run_directory(
         ("diff", run.path, run.path, "--rescore", "--out", tmp_path / "rescored"),
     ):
         ended = command_line(*words)
-        told = "was made with --trust-remote-code: what runs code is not taken from a run directory"
-        assert (ended.code, told in ended.stderr) == (2, True), (words, ended.stderr)
+        sentence = "was made with --trust-remote-code: what runs code is not taken from a run directory"
+        assert (ended.code, sentence in ended.stderr) == (2, True), (words, ended.stderr)
     assert not (tmp_path / "touched").exists()
 
 
@@ -70,7 +70,7 @@ def test_no_training_takes_the_trust_of_a_run_directory(tmp_path: Path, command_
     directory.manifest_path.write_text(json.dumps(manifest))
     for words in (("train", "--resume"), ("train", "--canary", "--resume")):
         ended = command_line(*words, "--out", directory.path)
-        assert ended.code == 2, ended.stderr
+        assert ended.code == 2, ended
         assert "was made with --trust-remote-code --reward evil:reward: what runs code" in ended.stderr
         again = command_line(*words, "--out", directory.path, "--trust-remote-code")
         assert "was made with --reward evil:reward: what runs code" in again.stderr

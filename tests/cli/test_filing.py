@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> RunDirectory:
 @pytest.mark.slow
 def test_headroom_of_a_run_is_filed_with_it_and_on_its_page(run: RunDirectory, command_line: CommandLine) -> None:
     ended = command_line("headroom", "--run", run.path, *SMALL, "--json")
-    assert ended.code == 0, ended.stderr
+    assert ended.code == 0, ended
     found = Findings(run.path).headroom()
     assert found is not None
     assert json.loads(found.model_dump_json()) == ended.document
@@ -77,7 +77,7 @@ def test_localize_of_a_run_is_filed_with_it_for_report_and_gate(
 ) -> None:
     few = ("--num-prompts", 2, "--max-new-tokens", 16, "--no-interventions")
     ended = command_line("localize", "--run", run.path, "--dtype", "fp32", *few, "--json")
-    assert ended.code == 0, ended.stderr
+    assert ended.code == 0, ended
     [found] = Findings(run.path).localizations()
     assert json.loads(found.model_dump_json()) == ended.document
     assert (found.settings.train_dtype, found.settings.prompts.source) == ("fp32", "sums:easy")
@@ -85,7 +85,7 @@ def test_localize_of_a_run_is_filed_with_it_for_report_and_gate(
     assert not list(run.path.glob(".localize-*"))
     limit = check(metric="localize_suspects", equal=0, slice={"pair": "fp32"})
     judged = command_line("gate", run.path, "--config", gate_file(tmp_path, GATE + limit))
-    assert judged.code == 0, judged.stderr
+    assert judged.code == 0, judged
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_folder_of_its_own_has_a_page_that_can_be_made_again(tmp_path: Path, c
     out = tmp_path / "out"
     model = make_checkpoint(tmp_path / "tiny")
     ended = command_line("headroom", "--model", model, "--weights-only", "--out", out)
-    assert ended.code == 0, ended.stderr
+    assert ended.code == 0, ended
     assert command_line("report", out).stdout == ended.stdout
     page = (out / "report.html").read_bytes()
     (out / "report.html").unlink()
@@ -134,7 +134,7 @@ def test_flags_that_contradict_a_run_are_refused(
     run: RunDirectory, command_line: CommandLine, command: str, words: tuple[str, ...], sentence: str
 ) -> None:
     ended = command_line(command, "--run", run.path, *words)
-    assert (ended.code, sentence in ended.stderr) == (2, True), ended.stderr
+    assert (ended.code, sentence in ended.stderr) == (2, True), ended
 
 
 @pytest.mark.parametrize("command", ["headroom", "localize"])

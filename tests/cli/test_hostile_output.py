@@ -26,10 +26,10 @@ from tests.tiny_models import make_checkpoint
 ATTACK = "".join(ATTACKS.values())
 
 
-def assert_inert(said: str) -> None:
-    lines = said.split("\n")
+def assert_inert(text: str) -> None:
+    lines = text.split("\n")
     assert all(unicodedata.category(character)[0] in "LMNPSZ" for line in lines for character in line)
-    assert not set("\u2028\u2029\u3164\ufe0f") & set(said)
+    assert not set("\u2028\u2029\u3164\ufe0f") & set(text)
     assert not [line for line in lines if "::" in line or "##[" in line or "##vso[" in line]
 
 
@@ -132,11 +132,11 @@ def test_a_document_on_standard_output_is_inert_and_reads_back_as_it_was(capsys:
 
     text = ATTACK.replace("\ud800", "")
     print_json(Document(text=text))
-    said = capsys.readouterr().out
-    assert json.loads(said) == {"text": text}
-    assert said.isascii()
-    assert "##[" not in said
-    assert not [line for line in said.splitlines() if line.strip().startswith("::")]
+    output = capsys.readouterr().out
+    assert json.loads(output) == {"text": text}
+    assert output.isascii()
+    assert "##[" not in output
+    assert not [line for line in output.splitlines() if line.strip().startswith("::")]
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
@@ -159,6 +159,6 @@ def test_what_a_gate_tells_a_ci_system(tmp_path: Path, attack: str) -> None:
         assert_inert(render_markdown(result).replace("\ufe0f", ""))
         path = tmp_path / f"{number}.xml"
         write_junit(path, result)
-        told = [part for element in ET.parse(path).iter() for part in (*element.attrib.values(), element.text or "")]
-        for part in told:
+        texts = [part for element in ET.parse(path).iter() for part in (*element.attrib.values(), element.text or "")]
+        for part in texts:
             assert_inert(part)

@@ -46,7 +46,7 @@ def test_a_link_where_a_page_or_an_answer_goes_is_refused(
     (run.path / name).symlink_to(victim / "victim")
     words = ("--config", limit(tmp_path)) if command == "gate" else ()
     ended = command_line(command, run.path, *words)
-    assert (ended.code, "is a symbolic link" in ended.stderr) == (4, True), ended.stderr
+    assert (ended.code, "is a symbolic link" in ended.stderr) == (4, True), ended
     assert is_whole(victim)
 
 
@@ -59,7 +59,7 @@ def test_a_pipe_keeps_no_command_waiting(
     os.mkfifo(run.path / name)
     words = {"report": (), "gate": ("--config", limit(tmp_path)), "diff": (run.path,)}[command]
     ended = command_line(command, run.path, *words)
-    assert (ended.code, "is a pipe" in ended.stderr) == (4, True), ended.stderr
+    assert (ended.code, "is a pipe" in ended.stderr) == (4, True), ended
 
 
 @pytest.mark.parametrize("name", ["legs", "parts", "logs", "extension"])

@@ -95,11 +95,11 @@ def test_any_number_of_interrupts_is_one_sentence(tmp_path: Path, wait_seconds: 
         while process.poll() is None:
             process.send_signal(signal.SIGINT)
             time.sleep(0.002)
-        said = process.stderr.read()
+        output = process.stderr.read()
     assert process.returncode in (ExitCode.INTERRUPTED, ExitCode.PASS)
-    assert "Traceback" not in said
-    assert "Exception ignored" not in said
-    sentences = [line for line in said.splitlines() if line.startswith("mismatch-probe:")]
+    assert "Traceback" not in output
+    assert "Exception ignored" not in output
+    sentences = [line for line in output.splitlines() if line.startswith("mismatch-probe:")]
     assert sentences == ["mismatch-probe: interrupted"] * (process.returncode == ExitCode.INTERRUPTED)
 
 

@@ -140,8 +140,8 @@ def test_what_is_killed_while_it_starts_goes_on_or_begins_again(begun_quickly: C
         with pytest.raises(Began):
             begun_quickly(out, goes_on)
 
-    whole = tmp_path / "whole"
-    moments = distinct_moments(whole, partial(begun_quickly, whole, False))
+    complete_run = tmp_path / "whole"
+    moments = distinct_moments(complete_run, partial(begun_quickly, complete_run, False))
     assert len(moments) > 3
     for moment in moments:
         out = tmp_path / f"run-{moment}"
@@ -169,8 +169,8 @@ def test_an_import_that_is_killed_begins_again_or_says_how_it_is_finished(
         assert f"report {out} --recompute" in " ".join(capsys.readouterr().err.split())
         assert run(["report", str(out), "--recompute"]) == 0
 
-    whole = tmp_path / "whole"
-    moments = distinct_moments(whole, partial(imports, whole))
+    complete_run = tmp_path / "whole"
+    moments = distinct_moments(complete_run, partial(imports, complete_run))
     assert len(moments) > 10
     for moment in moments:
         out = tmp_path / f"run-{moment}"

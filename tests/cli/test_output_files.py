@@ -80,7 +80,7 @@ def test_a_file_of_the_run_that_is_judged_is_no_output(
     run.report_path.write_text("page")
     config, path, before = gate_file(tmp_path, GATE + GOOD), spelt(run.path / name, tmp_path), contents(run.path)
     ended = command_line("gate", run.path, "--config", config, flag, path)
-    assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended
     assert contents(run.path) == before
 
 
@@ -92,7 +92,7 @@ def test_a_file_of_a_run_is_no_summary_of_a_job(
         monkeypatch.setenv(name, str(run.path / "manifest.json" if name == variable else tmp_path / name))
     config, before = gate_file(tmp_path, GATE + GOOD), contents(run.path)
     ended = command_line("gate", run.path, "--config", config, "--github")
-    assert (ended.code, variable in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, variable in ended.stderr) == (ExitCode.USAGE, True), ended
     assert contents(run.path) == before
 
 
@@ -110,7 +110,7 @@ def test_a_file_of_another_run_of_any_kind_is_no_output(
         ("diff", run.path, run.path, "--html", other / name),
     ):
         ended = command_line(*words)
-        assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+        assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended
     ended = command_line("init", "gate", "--out", other / name)
     assert ended.code == ExitCode.USAGE
     assert contents(tmp_path) == before
@@ -122,7 +122,7 @@ def test_a_name_that_a_run_will_need_is_no_output(command_line: CommandLine, run
         before = contents(run.path)
         for words in (("gate", run.path, "--config", config, "--markdown"), ("init", "gate", "--out")):
             ended = command_line(*words, run.path / name)
-            assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+            assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended
         assert contents(run.path) == before
 
 
@@ -132,7 +132,7 @@ def test_the_summary_of_a_run_is_not_the_page_of_a_difference(command_line: Comm
     before = contents(run.path)
     for name in ("summary.json", "report.html", "legs/infer-bf16-decode.parquet"):
         ended = command_line("diff", run.path, run.path, "--html", run.path / name)
-        assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+        assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended
     assert contents(run.path) == before
 
 
@@ -142,7 +142,7 @@ def test_what_a_floor_is_written_to_is_no_file_of_a_run(
     again, before = simulated_run(tmp_path / "again", SMALL), contents(run.path)
     config = gate_file(tmp_path, '[gate]\nfloor = "run/summary.json"\n' + GOOD)
     ended = command_line("gate", "calibrate", run.path, again.path, "--config", config)
-    assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, "never written over" in ended.stderr) == (ExitCode.USAGE, True), ended
     assert contents(run.path) == before
 
 
@@ -153,7 +153,7 @@ def test_a_hard_link_to_a_leg_may_be_replaced_and_the_leg_stays(
     os.link(leg, link)
     before = leg.read_bytes()
     ended = command_line("gate", run.path, "--config", gate_file(tmp_path, GATE + GOOD), "--markdown", link)
-    assert ended.code == ExitCode.PASS, ended.stderr
+    assert ended.code == ExitCode.PASS, ended
     assert leg.read_bytes() == before
     assert b"Pass" in link.read_bytes()
 

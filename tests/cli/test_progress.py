@@ -180,10 +180,10 @@ def test_a_line_says_how_much_of_all_stages_is_left(monkeypatch: pytest.MonkeyPa
 def test_a_terminal_shows_one_line_that_is_redrawn_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, run: RunDirectory, width: int
 ) -> None:
-    said = shown(monkeypatch, run, is_terminal=True, width=width)
-    assert f"part 2 of {PARTS}, about 1.7 min left: {REFERENCE}" in said
-    assert said.endswith("\x1b[2K"), "the line is erased at the end"
-    rows = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", row) for row in said.split("\n")]
+    output = shown(monkeypatch, run, is_terminal=True, width=width)
+    assert f"part 2 of {PARTS}, about 1.7 min left: {REFERENCE}" in output
+    assert output.endswith("\x1b[2K"), "the line is erased at the end"
+    rows = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", row) for row in output.split("\n")]
     assert all(len(row) <= width for row in rows[1:])
 
 

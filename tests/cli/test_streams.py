@@ -117,8 +117,8 @@ def test_what_was_asked_for_and_cannot_be_delivered_is_a_sentence(
     gate_file(tmp_path, GATE + GOOD)
     ended = probe(words.replace("RUN", str(run)), {1: stream})
     assert ended.returncode == ExitCode.ENVIRONMENT
-    [said] = [line for line in ended.stderr.splitlines() if line.startswith("mismatch-probe:")]
-    assert "standard output could not be written" in said
+    [message] = [line for line in ended.stderr.splitlines() if line.startswith("mismatch-probe:")]
+    assert "standard output could not be written" in message
     assert "Traceback" not in ended.stderr
     assert "Exception ignored" not in ended.stderr
 
@@ -213,5 +213,5 @@ def test_a_descriptor_that_no_stream_has_is_what_the_next_file_would_get() -> No
     words = f'{sys.executable} -c "{code}" 2>&- 3>&{writing}'
     subprocess.run(["bash", "-c", words], pass_fds=(writing,), check=True)
     os.close(writing)
-    with os.fdopen(reading) as said:
-        assert said.read() == "2\n"
+    with os.fdopen(reading) as message:
+        assert message.read() == "2\n"

@@ -160,11 +160,11 @@ def test_the_page_costs_a_hundredth_of_the_time(directory: TrainingDirectory, mo
 
 def test_a_page_that_cannot_be_written_is_said_once_and_the_run_goes_on(directory: TrainingDirectory) -> None:
     directory.report_path.mkdir()
-    told: list[str] = []
-    with training_report(directory, told.append) as listen:
+    messages: list[str] = []
+    with training_report(directory, messages.append) as listen:
         replay(directory, listen)
         listen.write()
-    [sentence] = told
+    [sentence] = messages
     assert sentence.startswith("report.html is not written (StorageError: cannot write")
 
 

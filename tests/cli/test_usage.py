@@ -63,21 +63,21 @@ HEADINGS = {
 
 
 def test_the_help_lists_commands_under_headings_in_this_order() -> None:
-    said = probe("--help", code=ExitCode.PASS).stdout
-    places = [said.index(f" {heading} ") for heading in HEADINGS]
+    output = probe("--help", code=ExitCode.PASS).stdout
+    places = [output.index(f" {heading} ") for heading in HEADINGS]
     assert places == sorted(places)
-    for heading, after in zip(HEADINGS, [*places[1:], len(said)], strict=True):
-        part = said[said.index(f" {heading} ") : after]
+    for heading, after in zip(HEADINGS, [*places[1:], len(output)], strict=True):
+        part = output[output.index(f" {heading} ") : after]
         assert re.findall(r"^│ ([a-z]+)", part, re.MULTILINE) == HEADINGS[heading]
-    assert "schema" not in said
+    assert "schema" not in output
 
 
 @pytest.mark.parametrize("command", ["compare", "train", "localize", "headroom", "explain"])
 def test_where_flags_stand_under_headings_none_stands_without_one(command: str) -> None:
-    said = probe(command, "--help", code=ExitCode.PASS).stdout
-    assert "─ Checkpoint and sides ─" in said
-    assert "─ Run and output ─" in said
-    assert "─ Options ─" not in said
+    output = probe(command, "--help", code=ExitCode.PASS).stdout
+    assert "─ Checkpoint and sides ─" in output
+    assert "─ Run and output ─" in output
+    assert "─ Options ─" not in output
 
 
 def test_the_help_of_gate_has_every_flag_of_judging_a_run() -> None:

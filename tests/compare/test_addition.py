@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> RunDirectory:
+def complete_run(tmp_path: Path) -> RunDirectory:
     return simulated_run(tmp_path / "whole", BOTH, with_summary=True)
 
 
@@ -58,7 +58,7 @@ def asked_for(run: RunDirectory, simulation: Simulation) -> None:
     resume_run(run.path, Preparation(manifest_of(simulation), simulated_prompts(simulation)))
 
 
-def computed(run: RunDirectory, whole: RunDirectory) -> None:
+def computed(run: RunDirectory, complete_run: RunDirectory) -> None:
     """What the children would do, taken from a run that was made in one go: the parts of every stage that has work."""
     manifest = with_added_pairs(run.read_manifest())
     for stage in make_plan(manifest.settings).leg_stages:
@@ -68,35 +68,37 @@ def computed(run: RunDirectory, whole: RunDirectory) -> None:
             )
             parts = run.parts(stage.name, stage.outputs)
             parts.open()
-            parts.write(0, {output: _rows(run, whole, stage, output) for output in stage.outputs})
+            parts.write(0, {output: _rows(run, complete_run, stage, output) for output in stage.outputs})
     run.write_manifest(manifest)
 
 
-def _rows(run: RunDirectory, whole: RunDirectory, stage: LegStage, output: str) -> pa.Table:
-    table = read_table(whole.rollouts_path if output == "rollouts" else whole.leg_path(output))
+def _rows(run: RunDirectory, complete_run: RunDirectory, stage: LegStage, output: str) -> pa.Table:
+    table = read_table(complete_run.rollouts_path if output == "rollouts" else complete_run.leg_path(output))
     samplers = (stage.side.sampler,) if isinstance(stage, SampleStage) else ()
     samplers = samplers_left(run, stage) if isinstance(stage, ScoreStage) else samplers
     return table.filter(pc.is_in(pc.list_element(pc.split_pattern(table["id"], "@"), 1), pa.array(samplers)))
 
 
 @pytest.mark.slow
-def test_a_run_that_was_given_dtypes_is_the_run_that_was_made_in_one_go(run: RunDirectory, whole: RunDirectory) -> None:
+def test_a_run_that_was_given_dtypes_is_the_run_that_was_made_in_one_go(
+    run: RunDirectory, complete_run: RunDirectory
+) -> None:
     asked_for(run, ADDED)
-    computed(run, whole)
+    computed(run, complete_run)
     summary = execute(run, lambda event: None)
     assert [(pair.train, pair.infer) for pair in summary.pairs] == list(BOTH.pairs)
-    assert summary.pairs == whole.read_summary().pairs
+    assert summary.pairs == complete_run.read_summary().pairs
     for path in (run.rollouts_path, *map(run.leg_path, ("ref-fp32", "train-fp32", "train-bf16", "infer-fp32-decode"))):
-        assert read_table(path).equals(read_table(whole.path / path.relative_to(run.path)))
+        assert read_table(path).equals(read_table(complete_run.path / path.relative_to(run.path)))
     assert not (run.path / "parts").exists()
 
 
 @pytest.mark.slow
-def test_a_leg_that_needs_no_row_stays_as_it_is_byte_for_byte(run: RunDirectory, whole: RunDirectory) -> None:
+def test_a_leg_that_needs_no_row_stays_as_it_is_byte_for_byte(run: RunDirectory, complete_run: RunDirectory) -> None:
     leg = run.leg_path("infer-bf16-decode")
     before, changed_at = leg.read_bytes(), leg.stat().st_mtime_ns
     asked_for(run, ADDED)
-    computed(run, whole)
+    computed(run, complete_run)
     execute(run, lambda event: None)
     assert (leg.read_bytes(), leg.stat().st_mtime_ns) == (before, changed_at)
 
@@ -114,13 +116,13 @@ def test_only_what_is_new_is_to_be_done(run: RunDirectory) -> None:
 
 @pytest.mark.slow
 def test_the_manifest_says_what_was_added_and_when_and_adds_up_the_progress(
-    run: RunDirectory, whole: RunDirectory
+    run: RunDirectory, complete_run: RunDirectory
 ) -> None:
     asked_for(run, ADDED)
     [taken_up] = run.read_manifest().continued
     assert taken_up.added == list(ADDED.pairs)
     assert taken_up.at.startswith("20")
-    computed(run, whole)
+    computed(run, complete_run)
     execute(run, lambda event: None)
     manifest = run.read_manifest()
     assert manifest.settings.pairs == BOTH.pairs
@@ -151,14 +153,16 @@ def test_whatever_else_differs_is_refused_by_its_name(run: RunDirectory, change:
 
 
 @pytest.mark.slow
-def test_a_kill_between_a_grown_leg_and_the_manifest_adds_no_row_twice(run: RunDirectory, whole: RunDirectory) -> None:
+def test_a_kill_between_a_grown_leg_and_the_manifest_adds_no_row_twice(
+    run: RunDirectory, complete_run: RunDirectory
+) -> None:
     asked_for(run, ADDED)
-    computed(run, whole)
+    computed(run, complete_run)
     for leg in ("ref-fp32", "train-fp32"):
-        whole.leg_path(leg).replace(run.leg_path(leg))
-    whole.rollouts_path.replace(run.rollouts_path)
+        complete_run.leg_path(leg).replace(run.leg_path(leg))
+    complete_run.rollouts_path.replace(run.rollouts_path)
     summary = execute(run, lambda event: None)
-    assert summary.pairs == whole.read_summary().pairs
+    assert summary.pairs == complete_run.read_summary().pairs
     assert run.read_manifest().growing == {}
 
 

@@ -31,15 +31,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
     probe("compare", "--model", model, *SMALL, "--out", run)
     return run
 
 
-def without_reference(whole: Path, run: Path) -> Path:
+def without_reference(complete_run: Path, run: Path) -> Path:
     """The run as it was when its reference was still to be scored."""
-    shutil.copytree(whole, run)
+    shutil.copytree(complete_run, run)
     for leg in ("ref-fp32", "ref-fp32-weights-bf16"):
         (run / "legs" / f"{leg}.parquet").unlink(missing_ok=True)
     (run / "summary.json").unlink()
@@ -50,17 +50,17 @@ def reference(run: Path) -> dict[str, list[object]]:
     return read_table(run / "legs" / "ref-fp32.parquet").to_pydict()
 
 
-def test_a_run_that_is_resumed_with_the_flag_has_the_same_leg_and_says_why(whole: Path, tmp_path: Path) -> None:
-    run = without_reference(whole, tmp_path / "run")
-    said = probe("compare", "--out", run, "--resume", "--reference-by-layer").stderr
-    assert f"{REFERENCE}: layer by layer, since reference.by_layer asks for it" in said
-    assert reference(run) == reference(whole)
-    assert (run / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+def test_a_run_that_is_resumed_with_the_flag_has_the_same_leg_and_says_why(complete_run: Path, tmp_path: Path) -> None:
+    run = without_reference(complete_run, tmp_path / "run")
+    output = probe("compare", "--out", run, "--resume", "--reference-by-layer").stderr
+    assert f"{REFERENCE}: layer by layer, since reference.by_layer asks for it" in output
+    assert reference(run) == reference(complete_run)
+    assert (run / "summary.json").read_bytes() == (complete_run / "summary.json").read_bytes()
     assert not (run / "parts").exists()
 
 
-def test_a_killed_one_goes_on_and_has_the_same_leg(whole: Path, tmp_path: Path) -> None:
-    run = without_reference(whole, tmp_path / "run")
+def test_a_killed_one_goes_on_and_has_the_same_leg(complete_run: Path, tmp_path: Path) -> None:
+    run = without_reference(complete_run, tmp_path / "run")
     words = ("after-layer", "compare", "--out", run, "--resume", "--reference-by-layer")
     hidden = run / "parts" / REFERENCE / "hidden"
     with warm_process("tests.halts", *words, folder=tmp_path, errors=tmp_path / "stderr") as process:
@@ -69,8 +69,8 @@ def test_a_killed_one_goes_on_and_has_the_same_leg(whole: Path, tmp_path: Path) 
         process.wait()
         wait_until_gone(tmp_path)
     assert not (run / "legs" / "ref-fp32.parquet").exists()
-    said = probe("compare", "--out", run, "--resume").stderr
-    assert f"{REFERENCE}: layer by layer, since it was begun so" in said
-    assert reference(run) == reference(whole)
+    output = probe("compare", "--out", run, "--resume").stderr
+    assert f"{REFERENCE}: layer by layer, since it was begun so" in output
+    assert reference(run) == reference(complete_run)
     applied = json.loads((run / "manifest.json").read_text())["stages"][REFERENCE]["effective_settings"]
     assert applied["by_layer"]["layers"] == LAYERS

@@ -26,6 +26,6 @@ def test_events_survive_the_pipe() -> None:
         StageStarted(stage="s", batches=3, batches_done=1),
         BatchDone(stage="s", sequences=2, tokens=30, seconds=0.5),
     ):
-        told: list[object] = []
-        send_event(told.append, event)
-        assert parse(told[0]) == event
+        messages: list[object] = []
+        send_event(messages.append, event)
+        assert parse(messages[0]) == event

@@ -157,8 +157,8 @@ def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: P
 def test_what_only_the_engine_can_refuse_leaves_nothing_behind(tmp_path: Path, llama: Path) -> None:
     run = tmp_path / "refused"
     flags = ("--model", llama, "--dtype", "bf16", "--out", run, *SMALL, "--vllm.kv_cache_dtype", "nonsense")
-    said = compare(*flags, code=ExitCode.USAGE).stderr
-    assert "--vllm.kv_cache_dtype nonsense" in said
+    output = compare(*flags, code=ExitCode.USAGE).stderr
+    assert "--vllm.kv_cache_dtype nonsense" in output
     assert not run.exists()
 
 

@@ -59,9 +59,9 @@ def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
 ) -> None:
     monkeypatch.setattr(examination, "_import_results", lambda packages: ([], made))
     monkeypatch.setattr(examination.environment, "hardware", lambda: {"gpus": []})
-    told = examine(None, "bf16").remarks[-1]
-    assert told.startswith(words)
-    assert (told == words) == (not made)
+    remark = examine(None, "bf16").remarks[-1]
+    assert remark.startswith(words)
+    assert (remark == words) == (not made)
 
 
 def test_the_trial_of_fp16_products_is_made_where_torch_is_imported() -> None:

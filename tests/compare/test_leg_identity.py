@@ -41,7 +41,7 @@ def refused_everywhere(run: RunDirectory, command_line: CommandLine, words: str)
 
 def test_a_run_whose_legs_are_its_own_passes(run: RunDirectory, command_line: CommandLine) -> None:
     ended = command_line("gate", run.path, "--config", gate_file(run.path.parent, GATE))
-    assert ended.code == 0, ended.stderr
+    assert ended.code == 0, ended
 
 
 def test_the_engines_leg_in_the_place_of_the_training_paths_is_found_out(
@@ -67,7 +67,7 @@ def test_a_leg_that_says_nothing_among_legs_that_do_is_found_out(run: RunDirecto
 def test_closer_looks_are_no_exception(run: RunDirectory, command_line: CommandLine, name: str) -> None:
     shutil.copy(run.leg_path("train-bf16"), run.leg_path(name))
     ended = command_line("report", run.path, "--recompute")
-    assert (ended.code, f"{name}.parquet is the leg train-bf16" in ended.stderr) == (4, True), ended.stderr
+    assert (ended.code, f"{name}.parquet is the leg train-bf16" in ended.stderr) == (4, True), ended
 
 
 def equal_legs(run: RunDirectory, leg: str, of: str) -> None:
@@ -84,7 +84,7 @@ def test_a_copy_in_a_run_of_an_earlier_version_is_broken_data_and_never_a_pass(
     assert command_line("gate", run.path, "--config", gate).code == 0
     shutil.copy(run.leg_path("infer-bf16-decode"), run.leg_path("train-bf16"))
     ended = command_line("gate", run.path, "--config", gate)
-    assert (ended.code, "the same log-probs on both sides, bit for bit" in ended.stderr) == (4, True), ended.stderr
+    assert (ended.code, "the same log-probs on both sides, bit for bit" in ended.stderr) == (4, True), ended
     assert command_line("report", run.path, "--recompute").code == 4
     verdict = run.read_summary().pairs[0].verdict
     assert (verdict.kind, verdict.code) == ("broken", "copied_leg")

@@ -22,4 +22,4 @@ print("LOADED", [name for name in ("torch", "transformers", "vllm", "pandas", "h
 @pytest.mark.slow
 def test_preparing_a_comparison_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
     answer = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
-    assert answer.stdout.splitlines()[-1:] == ["LOADED []"], answer.stderr
+    assert answer.stdout.splitlines()[-1:] == ["LOADED []"], answer

@@ -20,7 +20,7 @@ needs_wide_vectors = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    ("asked", "head_size", "has_wide_vectors", "words"),
+    ("dtype_asked_for", "head_size", "has_wide_vectors", "words"),
     [
         ("nvfp4", 64, True, r"cannot be used on a CPU: .* or give one of fp8, fp8_e4m3, fp8_e5m2$"),
         ("fp8", 64, False, "needs AVX-512 or AMX for it; leave the flag out"),
@@ -28,10 +28,10 @@ needs_wide_vectors = pytest.mark.skipif(
     ],
 )
 def test_a_cache_that_vllm_cannot_keep_here_is_refused(
-    asked: str, head_size: int, has_wide_vectors: bool, words: str
+    dtype_asked_for: str, head_size: int, has_wide_vectors: bool, words: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"^--vllm\.kv_cache_dtype {asked} .*{words}"):
-        require_cpu_cache(asked, FP8, head_size=head_size, has_wide_vectors=has_wide_vectors)
+    with pytest.raises(UsageError, match=rf"^--vllm\.kv_cache_dtype {dtype_asked_for} .*{words}"):
+        require_cpu_cache(dtype_asked_for, FP8, head_size=head_size, has_wide_vectors=has_wide_vectors)
 
 
 def test_a_cache_that_vllm_has_is_not_refused() -> None:

@@ -31,9 +31,9 @@ def probe(words: list[str], folder: Path) -> str:
         return answer.stderr + answer.stdout
 
 
-def advised(said: str) -> list[list[str]]:
+def advised(output: str) -> list[list[str]]:
     """The commands that stand in the advice, as a shell takes them apart."""
-    commands = [shlex.split(advice[1]) for advice in re.finditer(r"^ +(mismatch-probe .*)", said, re.MULTILINE)]
+    commands = [shlex.split(advice[1]) for advice in re.finditer(r"^ +(mismatch-probe .*)", output, re.MULTILINE)]
     return [command[1:] for command in commands]
 
 
@@ -41,14 +41,14 @@ def test_every_advice_is_a_command_that_works_as_it_is_written(tmp_path: Path) -
     """From a pair that decides nothing to an FP32 pair beside it, and on to what looks closer."""
     model = make_checkpoint(tmp_path / "model", "llama")
     run = RunDirectory(tmp_path / "one run")
-    asked = ["compare", "--model", str(model), "--train-dtype", "fp32", "--infer-dtype", "bf16", "--out", "one run"]
-    [add_fp32] = advised(probe([*asked, *SMALL], tmp_path))
+    command = ["compare", "--model", str(model), "--train-dtype", "fp32", "--infer-dtype", "bf16", "--out", "one run"]
+    [add_fp32] = advised(probe([*command, *SMALL], tmp_path))
     assert add_fp32 == ["compare", "--out", "one run", "--resume", "--dtype", "fp32"]
     legs = {path: (path.read_bytes(), read_table(path)) for path in (run.path / "legs").iterdir()}
     kept = {path: content for path, (content, _) in legs.items() if "bf16" in path.name}
-    said = probe(add_fp32, tmp_path)
-    assert ": vLLM samples in FP32" in said
-    assert "vLLM samples in BF16" not in said
+    output = probe(add_fp32, tmp_path)
+    assert ": vLLM samples in FP32" in output
+    assert "vLLM samples in BF16" not in output
 
     assert {path: path.read_bytes() for path in kept} == kept
     for path, (_, before) in legs.items():
@@ -61,7 +61,7 @@ def test_every_advice_is_a_command_that_works_as_it_is_written(tmp_path: Path) -
             assert samplers_left(run, stage) == ()
     assert [pair.verdict.kind for pair in run.read_summary().pairs] == ["precision", "clean"]
 
-    closer = advised(said)
+    closer = advised(output)
     assert [command[0] for command in closer] == ["localize", "headroom"]
     for command in closer:
         probe(command, tmp_path)

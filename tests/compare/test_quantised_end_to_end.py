@@ -43,21 +43,21 @@ positions = 4
 @needs_fp8_weights
 def test_each_side_says_what_it_quantises_and_from_which_weights(run: RunDirectory) -> None:
     stages = run.read_manifest().stages
-    said = {name: record.effective_settings.get("quantized") for name, record in stages.items()}
-    assert said["score-train-bf16"] is None
-    sources = [(said[f"sample-{side}"]["source"], said[f"sample-{side}"]["read_as"]) for side in ("rounds", "stored")]
+    facts = {name: record.effective_settings.get("quantized") for name, record in stages.items()}
+    assert facts["score-train-bf16"] is None
+    sources = [(facts[f"sample-{side}"]["source"], facts[f"sample-{side}"]["read_as"]) for side in ("rounds", "stored")]
     assert sources == [("at load", "bf16"), ("checkpoint", None)]
-    assert (said["score-train-expanded"]["source"], said["score-train-expanded"]["expanded"]) == ("checkpoint", True)
+    assert (facts["score-train-expanded"]["source"], facts["score-train-expanded"]["expanded"]) == ("checkpoint", True)
 
 
 @needs_fp8_weights
 def test_one_source_is_told_from_two(run: RunDirectory) -> None:
-    said = [finding.what for finding in run.read_summary().preflight if finding.setting == "quantized"]
-    assert len(said) == 2
-    assert any("the engine's are the same ones" in sentence for sentence in said)
+    facts = [finding.what for finding in run.read_summary().preflight if finding.setting == "quantized"]
+    assert len(facts) == 2
+    assert any("the engine's are the same ones" in sentence for sentence in facts)
     assert any(
         "another source's: rounded by the engine at load from bf16, to which it rounds the" in sentence
-        for sentence in said
+        for sentence in facts
     )
     page = run.report_path.read_text(encoding="utf-8")
     assert "as the checkpoint stores them" in page

@@ -25,7 +25,7 @@ def settings(folder: Path, **given: Any) -> CompareSettings:
     return parse_settings(CompareSettings, {**values, **given})
 
 
-def asked(folder: Path, **given: Any) -> dict[str, Any]:
+def settings_of(folder: Path, **given: Any) -> dict[str, Any]:
     """What the command has its job check."""
     ranks_here = preflight._ranks_here(settings(folder, **given))
     return {
@@ -40,13 +40,13 @@ def test_ranks_that_outnumber_the_gpus_are_refused_and_on_a_cpu_they_are_not(
     gpus: int, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = json.dumps([])
-    assert preflight.check(lambda message: None, asked(llama), prompts)["prompts"] == []
+    assert preflight.check(lambda message: None, settings_of(llama), prompts)["prompts"] == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(UsageError, match=f"4 ranks on this machine take a GPU each, and PyTorch sees {gpus}; give"):
-        preflight.check(lambda message: None, asked(llama), prompts)
+        preflight.check(lambda message: None, settings_of(llama), prompts)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert preflight.check(lambda message: None, asked(llama), prompts)["prompts"] == []
+    assert preflight.check(lambda message: None, settings_of(llama), prompts)["prompts"] == []
 
 
 def test_the_floor_of_an_attention_that_an_architecture_does_not_have_is_left_out(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def run(sampled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(sampled: Path) -> Path:
+def complete_run(sampled: Path) -> Path:
     """The same run with the side that is added, uninterrupted."""
     run = shutil.copytree(sampled, sampled.parent / "whole")
     probe("compare", "--out", run, "--resume", *ADDED)
@@ -83,7 +83,7 @@ def test_a_side_that_divides_products_stands_beside_one_over_ranks(run: Path) ->
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits(
-    ranks: int, run: Path, whole: Path
+    ranks: int, run: Path, complete_run: Path
 ) -> None:
     words = ("compare", "--out", run, "--resume", *ADDED)
 
@@ -98,13 +98,13 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
         probe(*words, "--train-ranks", 1)
     else:
         warm_ranks(ranks, "mismatch_probe", *words)
-    assert leg(run, "train-more") == leg(whole, "train-more")
+    assert leg(run, "train-more") == leg(complete_run, "train-more")
     record = RunDirectory(run).read_manifest().stages["score-train-more"]
     assert any(setting.startswith("ranks.ranks = 2") for setting in record.later_settings)
     assert not any(setting.startswith("num_threads") for setting in record.later_settings)
 
 
-def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, complete_run: Path, tmp_path: Path) -> None:
     """Without torchrun itself, which would end the first rank, and whose handler of signals a forked rank has."""
     words = (f"after-part:score-train-more:{tmp_path / 'lost'}", "compare", "--out", run, "--resume", *ADDED)
 
@@ -118,9 +118,9 @@ def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, whole: Path, 
     answer, lost = warm_ranks_with_one_killed(2, "tests.halts", *words, on_start_of_last=kill)
     assert lost.returncode == -signal.SIGKILL, answer.stderr + lost.stderr
     assert answer.returncode == ExitCode.ENVIRONMENT, answer
-    said = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
-    assert len(said) == 1
-    assert "another rank that holds a part of the model is gone" in said[0]
+    sentences = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+    assert len(sentences) == 1
+    assert "another rank that holds a part of the model is gone" in sentences[0]
     assert "Continue with" in answer.stderr
     probe("compare", "--out", run, "--resume", *ADDED)
-    assert leg(run, "train-more") == leg(whole, "train-more")
+    assert leg(run, "train-more") == leg(complete_run, "train-more")

@@ -109,8 +109,8 @@ def test_a_replicas_own_noise_is_no_other_policy(pair: PairSummary) -> None:
     assert level == "note"
 
 
-def moved_by(nats: float, **asked: float | None) -> dict[str, Any]:
-    return {**HONEST, "asked": {**QUIET, **asked}, "standing_answer": {"5": -0.5 - nats, "9": -1.5}}
+def moved_by(nats: float, **settings_asked_for: float | None) -> dict[str, Any]:
+    return {**HONEST, "asked": {**QUIET, **settings_asked_for}, "standing_answer": {"5": -0.5 - nats, "9": -1.5}}
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -122,7 +122,7 @@ def test_what_changes_no_number_is_recorded(made: RunDirectory) -> None:
 
 def test_a_run_that_another_process_writes_is_left_alone(made: RunDirectory) -> None:
     files = {path: path.read_bytes() for path in (made.manifest_path, made.prompts_path)}
-    with made.locked(), pytest.raises(RunDirectoryError, match="another process"):
+    with made.lock(), pytest.raises(RunDirectoryError, match="another process"):
         resume_run(made.path, Preparation(made.read_manifest(), simulated_prompts(Simulation(num_prompts=1))))
     assert {path: path.read_bytes() for path in files} == files
 

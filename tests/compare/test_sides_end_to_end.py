@@ -129,11 +129,11 @@ def test_where_nothing_was_planted_nothing_is_named(run: RunDirectory) -> None:
 
 def test_the_page_and_the_terminal_name_every_side(run: RunDirectory) -> None:
     page = run.report_path.read_text(encoding="utf-8")
-    said = probe("report", run.path).stdout
+    output = probe("report", run.path).stdout
     fp8 = ("train BF16 / infer fp8kv", "kv_cache_dtype = fp8") if KEEPS_FP8 else ()
     for words in ("train BF16 / infer stale", "train autocast / infer BF16", *fp8):
         assert words in page
-        assert words in said
+        assert words in output
 
 
 def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ def test_two_training_sides_are_set_against_each_other_on_the_same_tokens(run: R
     settings = manifest.settings.with_more([("y", "bf16")], [], [side])
     stages = manifest.stages | {"score-train-y": manifest.stages["score-train-bf16"]}
     run.write_manifest(manifest.model_copy(update={"settings": settings, "stages": stages}))
-    told = judged(run).settings_told_apart
-    assert told is not None
-    assert (told.side, told.beside) == ("pi", ("bf16", "bf16"))
-    ratio = told.ratios["abs_logprob_diff"]
+    contrast = judged(run).settings_told_apart
+    assert contrast is not None
+    assert (contrast.side, contrast.beside) == ("pi", ("bf16", "bf16"))
+    ratio = contrast.ratios["abs_logprob_diff"]
     assert ratio.low is not None
     assert ratio.high is not None
     assert ratio.low == pytest.approx(3, rel=1e-4)

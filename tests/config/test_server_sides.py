@@ -110,12 +110,12 @@ def test_beside_a_server_of_an_adapter_stands_the_engine_here_with_that_adapter(
 
 def test_an_address_is_given_again_when_a_run_goes_on() -> None:
     recorded = settings(infer=[parse_side("infer", PROD), FP8KV], pairs=[["bf16", "prod"], ["bf16", "fp8kv"]])
-    [flag, said] = code_flags(recorded.model_dump(mode="json"))
+    [flag, text] = code_flags(recorded.model_dump(mode="json"))
     assert flag == "--infer"
     with pytest.raises(UsageError, match="nor is a server's address; give it again if you trust it"):
         resumed_comparison(Path("run"), recorded, {}, with_typed_engines)
     assert (
-        resumed_comparison(Path("run"), recorded, {"infer": [parse_side("infer", said)]}, with_typed_engines)
+        resumed_comparison(Path("run"), recorded, {"infer": [parse_side("infer", text)]}, with_typed_engines)
         == recorded
     )
     moved = parse_side("infer", PROD.replace("8000", "9000"))
@@ -124,10 +124,10 @@ def test_an_address_is_given_again_when_a_run_goes_on() -> None:
 
 
 def test_a_side_that_is_given_again_in_a_flags_words_is_the_one_that_is_recorded() -> None:
-    said = "long:dtype=bf16,max_num_seqs=4,enforce_eager=true"
-    recorded = with_typed_engines(settings(infer=[parse_side("infer", said)], pairs=[["bf16", "long"]]))
+    text = "long:dtype=bf16,max_num_seqs=4,enforce_eager=true"
+    recorded = with_typed_engines(settings(infer=[parse_side("infer", text)], pairs=[["bf16", "long"]]))
     assert recorded.infer[0].args["max_num_seqs"] == 4
-    again = {"infer": [parse_side("infer", said)]}
+    again = {"infer": [parse_side("infer", text)]}
     assert resumed_comparison(Path("run"), recorded, again, with_typed_engines) == recorded
 
 

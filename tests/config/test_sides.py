@@ -178,9 +178,9 @@ def test_fp32_decides_for_the_pairs_that_differ_from_it_in_their_dtypes_alone() 
 
 
 def test_an_argument_with_its_default_value_makes_no_other_side() -> None:
-    said = {**FP8KV, "args": {"kv_cache_dtype": "fp8", "tensor_parallel_size": "1"}}
+    values = {**FP8KV, "args": {"kv_cache_dtype": "fp8", "tensor_parallel_size": "1"}}
     fp32kv = {**FP8KV, "name": "fp32kv", "dtype": "fp32"}
-    given = settings(infer=[said, fp32kv], pairs=[["bf16", "fp8kv"], ["fp32", "fp32kv"]])
+    given = settings(infer=[values, fp32kv], pairs=[["bf16", "fp8kv"], ["fp32", "fp32kv"]])
     assert with_typed_engines(given).exact_counterpart(("bf16", "fp8kv")) == ("fp32", "fp32kv")
     of_two = with_typed_engines(given.model_copy(update={"engine": EngineSettings(args={"tensor_parallel_size": 2})}))
     assert of_two.mu("fp8kv").engine.args["tensor_parallel_size"] == 1, "it stands against the run's own"

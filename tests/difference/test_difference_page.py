@@ -57,10 +57,10 @@ def top(page: str) -> str:
 
 @pytest.mark.slow
 def test_what_changed_stands_first_and_settings_before_versions(difference: Difference) -> None:
-    told = top(render_difference(difference))
-    assert told.index("engine.args.max_num_seqs") < told.index("torch")
-    assert "max_num_seqs settings absent 3" in told
-    assert "What changed what of before after" in told
+    text = top(render_difference(difference))
+    assert text.index("engine.args.max_num_seqs") < text.index("torch")
+    assert "max_num_seqs settings absent 3" in text
+    assert "What changed what of before after" in text
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_what_changed_stands_first_and_settings_before_versions(difference: Diff
 def test_the_interval_of_the_ratio_decides_what_is_said(
     difference: Difference, ratio: tuple[float, float, float], words: str
 ) -> None:
-    told = top(render_difference(worse(difference, *ratio)))
-    assert told.startswith(f" {words} Difference of two runs")
-    assert ("the interval holds 1" in told) == (ratio[0] <= 1 <= ratio[2])
+    text = top(render_difference(worse(difference, *ratio)))
+    assert text.startswith(f" {words} Difference of two runs")
+    assert ("the interval holds 1" in text) == (ratio[0] <= 1 <= ratio[2])
 
 
 def test_both_runs_stand_in_the_figures_with_what_their_points_say(difference: Difference) -> None:

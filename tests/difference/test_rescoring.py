@@ -124,6 +124,6 @@ def _other_checkpoint(manifest: Manifest) -> None:
 def test_settings_that_cannot_be_had_here_are_refused(change: Any, sentence: str, runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "b", tmp_path / "b")
     edit_manifest(RunDirectory(tmp_path / "b"), change)
-    asked = ("diff", runs / "a", tmp_path / "b", "--rescore", "--out", tmp_path / "c")
-    assert sentence in run_tool(*asked, code=ExitCode.USAGE).stderr
+    command = ("diff", runs / "a", tmp_path / "b", "--rescore", "--out", tmp_path / "c")
+    assert sentence in run_tool(*command, code=ExitCode.USAGE).stderr
     assert not (tmp_path / "c").exists()

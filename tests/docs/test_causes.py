@@ -16,15 +16,15 @@ _LABELS = ("Looks like", "Comes about", "Fix")
 
 def sections(page: Page) -> dict[str, tuple[str, str]]:
     """The kind and the text of each code's section."""
-    told: dict[str, tuple[str, str]] = {}
+    words_by_code: dict[str, tuple[str, str]] = {}
     for part in page.text.split("\n## ")[1:]:
         kind = part.splitlines()[0]
         for section in part.split("\n### ")[1:]:
             heading, _, text = section.partition("\n")
             code = heading.strip("`")
-            assert code not in told, f"{code} stands there twice"
-            told[code] = (kind, text)
-    return told
+            assert code not in words_by_code, f"{code} stands there twice"
+            words_by_code[code] = (kind, text)
+    return words_by_code
 
 
 def known_kinds() -> dict[str, str]:

@@ -7,6 +7,7 @@ says that it needs a GPU. Another line fails.
 
 import importlib.util
 import re
+import shutil
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -113,6 +114,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     simulation = Simulation(mean_length=400, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32)))
     for run in ("mine", "before", "after"):
         simulated_run(tmp_path / "runs" / run, simulation, with_summary=True)
+    shutil.copy(ROOT / "tests" / "logs" / "metric_data" / "prime_rl.jsonl", tmp_path / "metrics.jsonl")
     (tmp_path / "logs").mkdir()
     for step in range(1, 6):
         write(tmp_path / "logs" / f"step_{step}.jsonl", rows(step=step))
@@ -144,7 +146,7 @@ def test_the_line_works(line: CommandLine, workplace: Path, command_line: Run) -
     if command == "init":
         (workplace / STARTERS[words[0]].file).unlink(missing_ok=True)
     ended = command_line(command, *words, *QUICKLY.get(command, ()))
-    assert ended.code in ANSWERS.get(command, {ExitCode.PASS}), ended.stderr
+    assert ended.code in ANSWERS.get(command, {ExitCode.PASS}), ended
 
 
 def test_every_command_that_is_parsed_only_is_run_by_the_test_that_is_named() -> None:
@@ -163,8 +165,10 @@ def fault_of(line: CommandLine) -> str | None:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
             "optional-dependencies"
         ]
-        asked = {extra for word in words for part in re.findall(r"\[(.+)\]", word) for extra in part.split(",")}
-        return None if asked <= extras.keys() else "no such extra"
+        extras_asked_for = {
+            extra for word in words for part in re.findall(r"\[(.+)\]", word) for extra in part.split(",")
+        }
+        return None if extras_asked_for <= extras.keys() else "no such extra"
     if program == "python" and words[0].endswith(".py"):
         return None if (ROOT / words[0]).exists() else "no such file"
     if program == "python" and words[0] == "-m" and words[1].startswith("benchmarks"):

@@ -15,12 +15,12 @@ PAGE = Page.read(DOCS / "metrics.md")
 
 def rows(page: Page) -> dict[str, list[str]]:
     """The cells after the first of each metric's row; `_max` after a name lengthens it."""
-    told: dict[str, list[str]] = {}
+    cells_of: dict[str, list[str]] = {}
     for first, *cells in _table(page, "metric | formula"):
         stem, *others = re.findall(r"`([^`]+)`", first)
         for name in (stem, *(stem + other if other.startswith("_") else other for other in others)):
-            told[name] = cells
-    return told
+            cells_of[name] = cells
+    return cells_of
 
 
 def other_names(page: Page) -> dict[str, str]:

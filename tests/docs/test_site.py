@@ -20,9 +20,9 @@ def pins(lock: str) -> dict[str, str]:
 
 def test_the_lock_has_what_the_site_and_the_package_ask_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["docs"])]
+    requirements = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["docs"])]
     locked = pins("docs.lock")
-    assert [str(each) for each in asked if not each.specifier.contains(locked.get(each.name.lower(), "0"))] == []
+    assert [str(each) for each in requirements if not each.specifier.contains(locked.get(each.name.lower(), "0"))] == []
 
 
 def test_example_pages_get_the_plotly_that_they_were_made_with() -> None:

@@ -77,7 +77,7 @@ def test_replay_of_other_ids_than_those_given_is_refused():
 
 
 def test_a_whole_distribution_stands_by_token_id_and_what_is_absent_is_nan():
-    whole = SimpleNamespace(outputs=[SimpleNamespace(logprobs=flat((2, -1.5, 0)))])
+    complete_answer = SimpleNamespace(outputs=[SimpleNamespace(logprobs=flat((2, -1.5, 0)))])
     absent = SimpleNamespace(outputs=[SimpleNamespace(logprobs=flat())])
-    rows = whole_distributions([whole, absent], vocab_size=3)
+    rows = whole_distributions([complete_answer, absent], vocab_size=3)
     np.testing.assert_array_equal(rows, np.float32([[-0.1, np.nan, -1.5], [np.nan] * 3]))

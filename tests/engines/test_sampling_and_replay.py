@@ -40,9 +40,11 @@ def sequences(samples):
 
 
 def test_a_response_comes_back_for_each_request_in_order(sampled):
-    asked = requests()
-    assert [sample.sequence.id for sample in sampled] == [request.id for request in asked]
-    assert [sample.sequence.prompt_token_ids for sample in sampled] == [list(one.prompt.token_ids) for one in asked]
+    sample_requests = requests()
+    assert [sample.sequence.id for sample in sampled] == [request.id for request in sample_requests]
+    assert [sample.sequence.prompt_token_ids for sample in sampled] == [
+        list(one.prompt.token_ids) for one in sample_requests
+    ]
     for sample in sampled:
         assert len(sample.sequence.token_ids) == len(sample.scores.logprobs) == len(sample.token_texts)
 
@@ -56,10 +58,10 @@ def test_the_same_call_twice_gives_the_same_ids_and_bits(engine, sampled):
 
 
 def test_the_requests_that_are_done_are_told_and_change_nothing(engine, sampled, monkeypatch):
-    told = []
-    monkeypatch.setattr(engine, "on_finished", lambda done, of: told.append((done, of)))
+    messages = []
+    monkeypatch.setattr(engine, "on_finished", lambda done, of: messages.append((done, of)))
     assert same(engine.sample(requests(), PLAIN), sampled)
-    assert told == [(done, 6) for done in range(1, 7)]
+    assert messages == [(done, 6) for done in range(1, 7)]
 
 
 def test_a_request_samples_the_same_ids_in_any_company_and_order(engine, sampled):

@@ -75,9 +75,9 @@ def test_sides_are_evaluated_under_their_names(tmp_path: Path) -> None:
     few = ("--model", "demo", "--task", "sums:easy", "--num-problems", "8", "--max-new-tokens", "16")
     sides = ("--train", "bf16", "--infer", "bf16", "--infer", "cached:dtype=bf16,prefix_caching=true")
     evaluate(*few, *sides, "--vllm.enforce_eager", "true", "--out", tmp_path / "run")
-    said = document(tmp_path / "run")
-    assert [(engine["infer"], engine["infer_dtype"]) for engine in said["engines"]] == [
+    answer = document(tmp_path / "run")
+    assert [(engine["infer"], engine["infer_dtype"]) for engine in answer["engines"]] == [
         ("bf16", "bf16"),
         ("cached", "bf16"),
     ]
-    assert [(pair["train"], pair["infer"]) for pair in said["pairs"]] == [("bf16", "bf16"), ("bf16", "cached")]
+    assert [(pair["train"], pair["infer"]) for pair in answer["pairs"]] == [("bf16", "bf16"), ("bf16", "cached")]

@@ -47,12 +47,12 @@ def test_the_gate_file_is_accepted_as_it_is_and_with_the_checks_that_not_every_r
     """At the beginning nobody has a baseline, and not every run has long responses."""
     (check,) = load_gate(starter_path("gate")).checks
     assert (check.level, check.max_regression, str(check.slice)) == ("error", None, "")
-    whole = tmp_path / "mismatch.toml"
+    gate_file = tmp_path / "mismatch.toml"
     first, *optional = starter_path("gate").read_text().split("# [[gate.check]]\n")
     checks = [part.replace("\n# ", "\n").removeprefix("# ") for part in optional]
     text = "[[gate.check]]\n".join([first, *checks])
-    whole.write_text(text.replace("One pair's", "# One pair's").replace("Against an", "# Against an"))
-    assert [(check.max_regression, check.level) for check in load_gate(whole).checks] == [
+    gate_file.write_text(text.replace("One pair's", "# One pair's").replace("Against an", "# Against an"))
+    assert [(check.max_regression, check.level) for check in load_gate(gate_file).checks] == [
         (None, "error"),
         (None, "warn"),
         (0.1, "error"),
@@ -66,8 +66,8 @@ def test_a_ci_file_parses_and_calls_only_what_exists(path: Path) -> None:
     found = [call for script in scripts(content) for call in calls(script)]
     assert found or "uses" in path.read_text()
     for command, *words in found:
-        asked = {word for word in words if word.startswith("--")}
-        assert asked <= options(command), f"{command}: {asked - options(command)}"
+        flags = {word for word in words if word.startswith("--")}
+        assert flags <= options(command), f"{command}: {flags - options(command)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))

@@ -23,7 +23,7 @@ def responses(llama: Path) -> list[TokenSequence]:
 @pytest.fixture(scope="session")
 def explained(llama: Path, responses: list[TokenSequence]) -> Iterator[Explained]:
     """The explanation of the sampler's side of a log of the responses; what they predict is computed once."""
-    with Predictions.opened(
+    with Predictions.open(
         settings(llama),
         LoggedTokens.of(logged(responses, mu=[np.zeros(len(response.token_ids)) for response in responses])),
     ) as predictions:

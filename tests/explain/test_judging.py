@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.explain.fitting import choose_for_log, choose_for_responses
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens
-from mismatch_probe.explain.search import LEAST_SCORES
+from mismatch_probe.explain.search import LEAST_SCORES, is_drawn_to
 from mismatch_probe.explain.sentences import grid_of, resolution
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.stats.rounding import LEAST_NATS, Floor
@@ -40,17 +40,31 @@ def test_a_small_systematic_difference_is_shown_and_none_is_not() -> None:
     assert JUDGE.standard_scores(account(TRUTH), off) > LEAST_SCORES
     assert JUDGE.standard_scores(off, account(TRUTH)) < 0
     assert JUDGE.standard_scores(account(TRUTH), account(TRUTH)) == 0
-    assert JUDGE.explained(account(TRUTH), off) > 0.1
+    assert JUDGE.explained_share(account(TRUTH), off) > 0.1
 
 
 def test_an_account_far_below_rounding_is_shown_by_where_residuals_point() -> None:
     moved = 0.2 * UNIT * np.random.default_rng(1).normal(size=TRUTH.size)
     faulty = replace(JUDGE, column=COLUMN + moved)
     null, given = account(TRUTH), account(TRUTH + moved)
-    assert faulty.explained(given, null) < 0.1
+    assert faulty.explained_share(given, null) < 0.1
     assert faulty.drawn_to(given, null) > LEAST_SCORES
     assert faulty.drawn_to(null, given) < 2
     assert JUDGE.drawn_to(null, null) == 0
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.0, False), (0.5, False), (0.75, True), (1.0, True), (1.5, True)])
+@pytest.mark.parametrize("times", [1, 8])
+def test_a_long_log_whose_residuals_point_a_little_back_names_the_weights(
+    share: float, is_named: bool, times: int
+) -> None:
+    """A side that lies `share` of the way from the null to the account, in logs of 2,000 and 16,000 tokens."""
+    random = np.random.default_rng(3)
+    size = times * TRUTH.size
+    truth, moved = np.zeros(size), 0.25 * UNIT * random.normal(size=size)
+    column = share * moved + UNIT * random.normal(size=size)
+    judge = Judge(column, np.zeros(size), np.arange(size) // LENGTH, np.ones(size, dtype=np.bool_))
+    assert is_drawn_to(judge, account(truth + moved), account(truth)) == is_named
 
 
 @pytest.mark.slow
@@ -85,11 +99,11 @@ def test_a_wide_unit_is_not_cheap() -> None:
 
 def test_the_floor_follows_the_probability() -> None:
     errors = UNIT * np.abs(TRUTH) * RANDOM.normal(size=TRUTH.size)
-    floor = Floor.measure(errors, TRUTH, JUDGE.counted)
+    floor = Floor.measure(errors, TRUTH, JUDGE.is_counted)
     likely, unlikely = floor.at(np.array([-0.1, -6.0]))
     assert likely < UNIT * 0.5 < UNIT * 3 < unlikely
     assert floor.at(np.array([-30.0])) == pytest.approx(floor.at(np.array([floor.least])) * -30 / floor.least)
-    assert Floor.measure(np.zeros_like(TRUTH), TRUTH, JUDGE.counted).at(np.array([-2.0])) == LEAST_NATS
+    assert Floor.measure(np.zeros_like(TRUTH), TRUTH, JUDGE.is_counted).at(np.array([-2.0])) == LEAST_NATS
 
 
 @pytest.mark.parametrize(("column", "least"), [(np.round(COLUMN, 3), 1e-3 / 12**0.5), (COLUMN, 0.0)])

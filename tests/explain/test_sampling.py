@@ -68,10 +68,10 @@ def renormalised(
     found = []
     with Scorer.load(checkpoint, Dtype.BF16, TrainingPathSettings()) as scorer:
         for response in responses:
-            whole = scorer.distributions(response, range(len(response.token_ids))).astype(np.float64)
-            own = whole[np.arange(len(whole)), response.token_ids]
-            kept = np.empty(len(whole))
-            for place, row in enumerate(whole):
+            distributions = scorer.distributions(response, range(len(response.token_ids))).astype(np.float64)
+            own = distributions[np.arange(len(distributions)), response.token_ids]
+            kept = np.empty(len(distributions))
+            for place, row in enumerate(distributions):
                 ordered = np.sort(np.exp(row))[::-1]
                 count = len(ordered)
                 if min_p:

@@ -35,8 +35,8 @@ class CommandLine:
         self._monkeypatch.setattr(sys, "argv", ["mismatch-probe", *given])
         self._capsys.readouterr()
         code = run(given)
-        said = self._capsys.readouterr()
-        return Ended(code, said.out, " ".join(said.err.split()))
+        output = self._capsys.readouterr()
+        return Ended(code, output.out, " ".join(output.err.split()))
 
 
 def gate_file(folder: Path, text: str) -> Path:

@@ -56,7 +56,7 @@ def test_a_limit_is_kept_by_one_result_and_broken_by_another(
     for document, code, answer in ((kept, ExitCode.PASS, "pass"), (broken, ExitCode.GATE_FAILED, "fail")):
         run = simulated_run(tmp_path / answer, Simulation(num_prompts=32, mean_length=20))
         ended = Judge(command_line, run, tmp_path)(limit + GOOD, document)
-        assert (ended.code, ended.document["answer"]) == (code, answer), ended.stderr
+        assert (ended.code, ended.document["answer"]) == (code, answer), ended
         assert json.loads((run.path / "gate.json").read_text())["answer"] == answer
         results = {judged["metric"]: judged["answer"] for judged in ended.document["checks"]}
         assert results.pop("abs_logprob_diff") == "pass"
@@ -129,7 +129,7 @@ def test_a_broken_limit_that_only_warns_does_not_block(judged: Judge) -> None:
 )
 def test_a_check_that_cannot_be_decided_is_a_sentence(judged: Judge, text: str, words: str) -> None:
     ended = judged(text, headroom())
-    assert (ended.code, words in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, words in ended.stderr) == (ExitCode.USAGE, True), ended
 
 
 def test_compare_refuses_at_once_what_only_headroom_finds(command_line: CommandLine, tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_a_baseline_that_says_nothing(
     breaks(other)
     config = gate_file(tmp_path, GATE + REGRESSION)
     ended = command_line("gate", small.path, "--config", config, "--baseline", other.path)
-    assert (ended.code, words in ended.stderr) == (code, True), ended.stderr
+    assert (ended.code, words in ended.stderr) == (code, True), ended
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
@@ -290,7 +290,7 @@ def test_a_run_is_not_its_own_baseline(
     other = Path(shutil.copytree(small.path, tmp_path / "copy")) if is_copied else small.path
     config = gate_file(tmp_path, GATE + REGRESSION)
     ended = command_line("gate", small.path, "--config", config, "--baseline", other)
-    assert (ended.code, "the run itself" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, "the run itself" in ended.stderr) == (ExitCode.USAGE, True), ended
 
 
 def test_prompts_with_other_token_ids_are_not_the_baselines(
@@ -308,7 +308,7 @@ def test_prompts_with_other_token_ids_are_not_the_baselines(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["--junit", "{gate}"], "is the file that --config names"),
         (["--junit", "{folder}/out", "--markdown", "{folder}/sub/../out"], "is the file that --junit names"),
@@ -317,11 +317,11 @@ def test_prompts_with_other_token_ids_are_not_the_baselines(
     ],
 )
 def test_an_output_never_takes_the_place_of_another_file(
-    words: list[str], said: str, command_line: CommandLine, tmp_path: Path
+    words: list[str], sentence: str, command_line: CommandLine, tmp_path: Path
 ) -> None:
     run, config = simulated_run(tmp_path / "run", Simulation(num_prompts=32)), gate_file(tmp_path, GATE + GOOD)
     before = config.read_text()
     given = [word.format(gate=config, folder=tmp_path) for word in words]
     ended = command_line("gate", run.path, "--config", config, *given)
-    assert (ended.code, said in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, sentence in ended.stderr) == (ExitCode.USAGE, True), ended
     assert config.read_text() == before

@@ -148,7 +148,7 @@ def test_responses_scored_again_are_compared_with_the_baselines_prefill(
     [check] = ended.document["checks"]
     assert (check["comparison"], check["value"]) == ("paired", 0.0)
     ended = command_line("gate", small.path, "--config", config, "--baseline", again.path)
-    assert (ended.code, "by prefill alone" in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, "by prefill alone" in ended.stderr) == (ExitCode.USAGE, True), ended
 
 
 def test_json_is_one_document_and_the_file_holds_the_same(
@@ -299,7 +299,7 @@ def test_a_run_directory_may_be_named_as_a_subcommand_is(
         simulated_run(tmp_path / name, Simulation(num_prompts=32))
         for words in (("gate", name), ("gate", name, "--config", "mismatch.toml"), ("gate", "run", name)):
             ended = command_line(*words)
-            assert ended.code == 0, ended.stderr
+            assert ended.code == 0, ended
         assert (tmp_path / name / "gate.json").exists()
     assert "Usage" in command_line("gate", "run", "--help").stdout
 
@@ -308,9 +308,9 @@ def test_an_unfinished_run_names_the_whole_command_that_continues_it(tmp_path: P
     run = simulated_run(tmp_path / "my run", Simulation(num_prompts=32))
     config = gate_file(tmp_path, GATE + check(metric="abs_logprob_diff", max=1.0))
     (run.path / "legs" / "train-bf16.parquet").unlink()
-    whole = f"`mismatch-probe compare --resume --out '{run.path}'`"
+    command = f"`mismatch-probe compare --resume --out '{run.path}'`"
     ended = command_line("gate", run.path, "--config", config)
-    assert (ended.code, whole in ended.stderr) == (4, True), ended.stderr
+    assert (ended.code, command in ended.stderr) == (4, True), ended
 
 
 def test_the_answer_stands_on_the_page_of_a_run_that_has_one(

@@ -91,7 +91,7 @@ def test_steps_and_responses_that_were_left_out_stand_beside_the_answer(
     for one in written[24:48]:
         one["train_logprobs"] = [0.0] * 30
     answer = gated(imported(command_line, tmp_path / "log", written))
-    assert answer.code == ExitCode.PASS, answer.stderr
+    assert answer.code == ExitCode.PASS, answer
     assert "steps of the log that are not judged: 1" in answer.document["notes"]
     assert "judged: 48 of the log's 72 responses" in answer.document["notes"]
     assert any("are all 0 in step 1" in note for note in answer.document["notes"])
@@ -121,7 +121,7 @@ def test_responses_that_are_copies_count_as_tokens_without_a_log_prob(
     for one in written[::every]:
         one["train_logprobs"] = one["logprobs"]
     answer = gated(imported(command_line, tmp_path / "log", written))
-    assert answer.code == code, answer.stderr
+    assert answer.code == code, answer
     assert any(f"in {72 // every} of 72 responses" in note for note in answer.document["notes"])
     assert ("tokens without a log-prob are" in answer.stdout) == (code == ExitCode.INCONCLUSIVE)
 
@@ -145,7 +145,7 @@ def test_a_baseline_whose_checkpoint_nobody_knows_is_said_not_to_be_checked(
 ) -> None:
     runs = [imported_once(tmp_path / name) for name in ("old", "new")]
     answer = gated(runs[1], "--baseline", runs[0])
-    assert answer.code == ExitCode.PASS, answer.stderr
+    assert answer.code == ExitCode.PASS, answer
     assert any("the log of the run and of the baseline does not say which" in note for note in answer.document["notes"])
 
 
@@ -166,7 +166,7 @@ def test_the_checkpoints_that_explained_two_logs_are_compared(
     for run, fingerprint in zip(runs, fingerprints, strict=True):
         explained(run, fingerprint, fits=fits)
     answer = gated(runs[1], "--baseline", runs[0])
-    assert answer.code == code, answer.stderr
+    assert answer.code == code, answer
     assert ("is of another model" in answer.stderr) == (code == ExitCode.USAGE)
     if code == ExitCode.PASS:
         assert any("not checked" in note for note in answer.document["notes"]) != fits
@@ -179,5 +179,5 @@ def test_logs_that_name_two_models_are_not_compared(
 ) -> None:
     old, new = imported_once(tmp_path / "old", "ours"), imported_once(tmp_path / "new", name)
     answer = gated(new, "--baseline", old)
-    assert answer.code == code, answer.stderr
+    assert answer.code == code, answer
     assert ("is of another model (ours" in answer.stderr) == (code == ExitCode.USAGE)

@@ -110,4 +110,4 @@ def test_a_gate_that_would_pass_on_nothing_is_refused(
 ) -> None:
     given = [str(run.path) if word == "RUN" else word for word in words]
     ended = command_line("gate", run.path, "--config", gate_file(tmp_path, GATE + checks), *given)
-    assert (ended.code, sentence in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, sentence in ended.stderr) == (ExitCode.USAGE, True), ended

@@ -32,12 +32,12 @@ def started(folder: Path, source: str, samples: int, **gate: int) -> tuple[int |
         "sampling": {"samples_per_prompt": samples},
     }
     config = gate_file(folder, GATE.format(**gate) + GOOD)
-    said = io.StringIO()
-    console = Console(file=said, width=1000)
+    output = io.StringIO()
+    console = Console(file=output, width=1000)
     settings = GatedCompare.open(config, None, without_baseline=False).settings_to_start(
         parse_settings(CompareSettings, values), None, console
     )
-    return settings.prompts.num_prompts, said.getvalue()
+    return settings.prompts.num_prompts, output.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_first_look_out_of_reach_is_refused_before_anything_starts(
 ) -> None:
     source, config = prompts_file(tmp_path, 24), gate_file(tmp_path, GATE.format(**gate) + GOOD)
     ended = command_line("compare", "--model", "demo", "--prompts", source, "--gate", config, "--out", tmp_path / "run")
-    assert (ended.code, words in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert (ended.code, words in ended.stderr) == (ExitCode.USAGE, True), ended
     assert not (tmp_path / "run").exists()
 
 
@@ -65,10 +65,10 @@ def test_what_the_sentence_advises_starts(tmp_path: Path) -> None:
 
 def test_a_last_look_out_of_reach_is_said_beforehand(tmp_path: Path) -> None:
     source = str(prompts_file(tmp_path, 24))
-    number, said = started(tmp_path, source, 1, first=16, last=64, prompts=8)
+    number, output = started(tmp_path, source, 1, first=16, last=64, prompts=8)
     assert number == 16
-    assert "The last look cannot be reached" in said
-    assert "--samples-per-prompt 3" in said
+    assert "The last look cannot be reached" in output
+    assert "--samples-per-prompt 3" in output
 
 
 @pytest.mark.parametrize("source", ["sums:easy", "file"])

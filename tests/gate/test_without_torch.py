@@ -43,8 +43,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["gate", "diff", "report"])
 def test_no_engine_is_needed(command: str, ended: dict[str, Any]) -> None:
-    code, said = ended["answers"][command]
-    assert code == 0, said
+    code, output = ended["answers"][command]
+    assert code == 0, output
 
 
 @pytest.mark.slow

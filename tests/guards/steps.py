@@ -36,7 +36,7 @@ def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed
     )
     drawn = (np.exp(log_mu).cumsum(-1) > rng.random((RESPONSES, TOKENS, 1))).argmax(-1)[..., None]
     mask = np.arange(TOKENS) < rng.integers(8, TOKENS + 1, RESPONSES)[:, None]
-    whole = Batch(
+    batch_of_step = Batch(
         np.where(mask, np.take_along_axis(log_pi, drawn, -1)[..., 0], 0.0),
         np.where(mask, np.take_along_axis(log_mu, drawn, -1)[..., 0], 0.0),
         mask,
@@ -45,7 +45,7 @@ def batch(step: int, *, temperature: float = 1.0, noise: float = 0.01, **changed
         rewards=rng.integers(0, 2, RESPONSES).astype(float),
         truncated=mask.all(1),
     )
-    return replace(whole, **changed)
+    return replace(batch_of_step, **changed)
 
 
 def fired(events: tuple[GuardEvent, ...]) -> set[str]:

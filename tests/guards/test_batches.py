@@ -14,13 +14,13 @@ FLAGS = ("in_part", "computed_apart")
 
 
 def test_ranks_that_add_up_their_sums_decide_as_one() -> None:
-    whole = batch(3, temperature=0.7)
+    complete_batch = batch(3, temperature=0.7)
     rows = []
     for rank in range(4):
         mine = slice(4 * rank, 4 * rank + 4)
-        parts = {name: np.asarray(given)[mine] for name, given in vars(whole).items() if name not in FLAGS}
+        parts = {name: np.asarray(given)[mine] for name, given in vars(complete_batch).items() if name not in FLAGS}
         rows.append(Batch(**parts).measure().to_array())
-    together, alone = Sums.of_arrays(rows).metrics(), whole.measure().metrics()
+    together, alone = Sums.of_arrays(rows).metrics(), complete_batch.measure().metrics()
     assert together.keys() == alone.keys()
     for name, value in alone.items():
         tolerance = 0.03 if name == "mismatch/temperature_fit" else 1e-9
@@ -28,9 +28,9 @@ def test_ranks_that_add_up_their_sums_decide_as_one() -> None:
 
 
 def test_a_rank_without_responses_changes_nothing() -> None:
-    whole = batch(3).measure()
+    complete_batch = batch(3).measure()
     nothing = Batch(np.zeros((0, 40)), np.zeros((0, 40)), np.zeros((0, 40))).measure()
-    assert (whole + nothing).metrics() == pytest.approx(whole.metrics())
+    assert (complete_batch + nothing).metrics() == pytest.approx(complete_batch.metrics())
     assert nothing.metrics() == {}
 
 
@@ -43,13 +43,13 @@ def test_a_batch_without_the_sampler_still_has_rewards_and_lengths() -> None:
 
 
 def test_a_column_of_values_and_prompts_of_chat_messages_say_the_same() -> None:
-    whole = batch(1)
+    complete_batch = batch(1)
     columns = {
-        "rewards": np.asarray(whole.rewards)[:, None],
-        "truncated": np.asarray(whole.truncated)[:, None].astype(np.int64),
-        "prompt_ids": [[{"role": "user", "content": f"task {prompt}"}] for prompt in whole.prompt_ids],
+        "rewards": np.asarray(complete_batch.rewards)[:, None],
+        "truncated": np.asarray(complete_batch.truncated)[:, None].astype(np.int64),
+        "prompt_ids": [[{"role": "user", "content": f"task {prompt}"}] for prompt in complete_batch.prompt_ids],
     }
-    assert batch(1, **columns).measure() == whole.measure()
+    assert batch(1, **columns).measure() == complete_batch.measure()
 
 
 @pytest.mark.parametrize("absent", ["good", None])
@@ -90,7 +90,7 @@ def test_a_rank_with_empty_lists_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "sentence"),
     [
         ({"log_mu": np.zeros((RESPONSES, 41))}, "log_mu is 16 x 41 and log_pi is 16 x 40"),
         ({"rewards": [1.0]}, "rewards has 1 values for 16 responses"),
@@ -103,6 +103,6 @@ def test_a_rank_with_empty_lists_adds_nothing() -> None:
         ({"truncated": [None] * RESPONSES}, "truncated holds something besides true and false"),
     ],
 )
-def test_arrays_that_do_not_fit_are_one_sentence(given: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_arrays_that_do_not_fit_are_one_sentence(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         batch(1, **given).measure()

@@ -70,8 +70,8 @@ def test_a_response_without_a_reward_is_left_out_or_its_update_is_skipped() -> N
 def test_metrics_of_rewards_are_of_those_that_are_numbers() -> None:
     """As those of the step without that response."""
     rewards, prompts = np.linspace(0, 1, RESPONSES), np.arange(RESPONSES) // 4
-    whole = batch(1, rewards=np.where(np.arange(RESPONSES) == 3, np.nan, rewards), prompt_ids=prompts)
-    found = whole.measure().metrics()
+    complete_batch = batch(1, rewards=np.where(np.arange(RESPONSES) == 3, np.nan, rewards), prompt_ids=prompts)
+    found = complete_batch.measure().metrics()
     kept = np.delete(rewards, 3)
     assert found["reward/nonfinite"] == 1
     assert found["reward/mean"] == pytest.approx(kept.mean())

@@ -95,15 +95,15 @@ def test_entropies_in_another_base_are_warned_of_and_those_in_nats_are_not(seed:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "sentence"),
     [(["log_pi"], "log_pi looks like"), (["log_mu"], "log_mu looks like"), (["log_pi", "log_mu"], "log_pi and log_mu")],
 )
-def test_sides_in_bits_are_warned_of(names: list[str], said: str) -> None:
+def test_sides_in_bits_are_warned_of(names: list[str], sentence: str) -> None:
     rows = [batch(step) for step in range(4)]
     arrays = {
         name: np.concatenate([getattr(row, name) for row in rows]) for name in ("log_pi", "log_mu", "mask", "entropy")
     }
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=sentence):
         mp.Batch(**{**arrays, **{name: arrays[name] / math.log(2) for name in names}}).measure()
 
 

@@ -129,8 +129,8 @@ def test_ranks_add_up_what_they_leave_out_before_they_decide() -> None:
 
 def test_the_surprise_of_tokens_needs_no_log_prob_of_the_sampler() -> None:
     """The tokens that a sampler leaves out may be the surprising ones: a mean without them would blame the sampler."""
-    part, whole = (mismatch(given) for given in (lacking([8, 9, 10]), SOUND))
-    assert part["mismatch/surprise_mean"] == whole["mismatch/surprise_mean"]
+    part, complete_value = (mismatch(given) for given in (lacking([8, 9, 10]), SOUND))
+    assert part["mismatch/surprise_mean"] == complete_value["mismatch/surprise_mean"]
 
 
 def test_a_few_tokens_that_are_left_out_are_no_cause_of_an_end() -> None:

@@ -114,21 +114,23 @@ def test_an_unknown_action_and_a_step_seen_twice_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("can", "said"),
+    ("can", "sentence"),
     [
         ("skip", r"can is one word, 'skip': give a set of actions, such as \{'skip'\}"),
         ({"skpi"}, "can names 'skpi', which is no action of guards; did you mean 'skip'"),
     ],
 )
-def test_a_misspelt_action_is_one_sentence(can: object, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_misspelt_action_is_one_sentence(can: object, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         Guards.default(can=can)
 
 
 @pytest.mark.filterwarnings("ignore:guards that are off")
-@pytest.mark.parametrize(("step", "said"), [(0, "step 0 is before the first"), (1.5, "step 1.5 is no whole number")])
-def test_a_step_is_a_whole_number_from_one(step: object, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(
+    ("step", "sentence"), [(0, "step 0 is before the first"), (1.5, "step 1.5 is no whole number")]
+)
+def test_a_step_is_a_whole_number_from_one(step: object, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         Guards.default().observe(batch(1), step=step)
     guards = Guards.default()
     assert guards.observe(batch(1), step=np.int64(1)).step == 1

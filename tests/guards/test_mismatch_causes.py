@@ -200,18 +200,18 @@ def test_a_probe_that_departs_at_equal_weights_is_another_computation() -> None:
 
 def test_the_sums_of_ranks_give_the_evidence_of_the_whole_batch() -> None:
     step = Step(1, pi=other_weights, mu=same)
-    whole = one_token_replaced(step.batch(with_entropy=True))
+    complete_batch = one_token_replaced(step.batch(with_entropy=True))
     parts = [
         Batch(
-            np.asarray(whole.log_pi)[rows],
-            np.asarray(whole.log_mu)[rows],
+            np.asarray(complete_batch.log_pi)[rows],
+            np.asarray(complete_batch.log_mu)[rows],
             True,
-            entropy=np.asarray(whole.entropy)[rows],
+            entropy=np.asarray(complete_batch.entropy)[rows],
         )
         for rows in (slice(0, 7), slice(7, None))
     ]
     first, second = (part.measure() for part in parts)
     together = type(first).of_arrays([first.to_array(), second.to_array()]).metrics()
-    for name, value in whole.measure().metrics().items():
+    for name, value in complete_batch.measure().metrics().items():
         if name.startswith(("mismatch/far", "mismatch/s", "mismatch/logprob", "mismatch/logit", "mismatch/error")):
             assert together[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name

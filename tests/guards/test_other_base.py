@@ -55,10 +55,10 @@ def test_sides_that_are_both_in_another_base_are_told_by_the_entropies_of_all_ra
 
 
 def test_a_side_whose_ranks_have_few_tokens_is_told_by_the_sum() -> None:
-    whole = in_base(2, "log_pi")
+    complete_batch = in_base(2, "log_pi")
     rows = [
-        Batch([np.asarray(whole.log_pi)[row][kept]], [np.asarray(whole.log_mu)[row][kept]]).measure()
-        for row, kept in enumerate(np.asarray(whole.mask))
+        Batch([np.asarray(complete_batch.log_pi)[row][kept]], [np.asarray(complete_batch.log_mu)[row][kept]]).measure()
+        for row, kept in enumerate(np.asarray(complete_batch.mask))
     ]
     assert {rank.metrics()["mismatch/base_pi"] for rank in rows} == {0.0}
     assert sum(rows[1:], rows[0]).metrics()["mismatch/base_pi"] == 2

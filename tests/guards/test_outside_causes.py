@@ -42,7 +42,7 @@ def watched(step_of: Step, steps: int, guards: tuple[str, ...] = REWARD_GUARDS, 
     return decisions
 
 
-def asked(decisions: list[Decision]) -> list[str]:
+def actions_asked_for(decisions: list[Decision]) -> list[str]:
     return [str(action) for decision in decisions for action in decision.actions]
 
 
@@ -52,7 +52,7 @@ def from_onset(**changed: float) -> Step:
 
 def test_rewards_that_are_all_zero_from_a_step_on_are_called_constant_and_nothing_is_rolled_back() -> None:
     decisions = watched(from_onset(reward__mean=0.0, reward__mean_error=0.0, reward__whole_range=0.0), 40)
-    assert asked(decisions) == ["warn"]
+    assert actions_asked_for(decisions) == ["warn"]
     [warned] = [decision for decision in decisions if decision.events]
     assert warned.step <= ONSET + 4
     assert warned.diagnosis is not None
@@ -70,7 +70,7 @@ def test_a_stage_of_harder_problems_is_warned_of_and_the_new_level_is_taken(seed
         return level if step >= ONSET else {}
 
     decisions = watched(harder, 60, seed=seed)
-    assert asked(decisions) == ["warn"]
+    assert actions_asked_for(decisions) == ["warn"]
     causes = [decision.diagnosis.cause for decision in decisions if decision.diagnosis is not None]
     assert causes == [EndCause.REWARD_CHANGED]
 
@@ -82,7 +82,7 @@ def test_after_a_stage_of_harder_problems_a_real_loss_is_still_rolled_back() -> 
         lost = {"reward/mean": 0.05, "update/policy_shift_k3": 0.5, "policy/entropy": 1.0}
         return lost if step >= ONSET + 20 else {"reward/mean": 0.4}
 
-    assert "rollback" in asked(watched(harder_and_lost, ONSET + 30))
+    assert "rollback" in actions_asked_for(watched(harder_and_lost, ONSET + 30))
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ SIGN_TURNED = [
 def test_a_fall_step_by_step_by_a_gradient_of_the_other_sign_is_rolled_back_and_named() -> None:
     names = ("reward/mean", "reward/mean_error", "policy/entropy", "update/policy_shift_k3")
     decisions = watched(lambda step: dict(zip(names, SIGN_TURNED[step - 1], strict=True)), len(SIGN_TURNED))
-    assert "rollback" in asked(decisions)
+    assert "rollback" in actions_asked_for(decisions)
     causes = {decision.diagnosis.cause for decision in decisions if decision.diagnosis is not None}
     assert causes == {EndCause.HARMFUL_UPDATES}
 
@@ -142,7 +142,7 @@ def fallen_over(slide: int, seed: int) -> list[str]:
         error = 0.1 * math.sqrt(level * (1 - level) / 0.21)
         return {"reward/mean": level + random.normal(0, error), "reward/mean_error": error}
 
-    return asked(watched(falling, ONSET + 30, seed=seed))
+    return actions_asked_for(watched(falling, ONSET + 30, seed=seed))
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_without_a_probe_and_entropies_a_fall_is_rolled_back_as_ever() -> None:
         judge.judge(step, {"reward/mean": reward, "reward/mean_error": 0.1}, canary=False)
         for step, reward in enumerate(rewards, start=1)
     ]
-    assert asked(decisions)[:2] == ["warn", "rollback"]
+    assert actions_asked_for(decisions)[:2] == ["warn", "rollback"]
 
 
 def shifted_labels(step: int) -> dict[str, Any]:

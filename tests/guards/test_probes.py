@@ -35,8 +35,8 @@ def test_one_stale_engine_of_several_is_seen_also_after_a_resume() -> None:
     fired_at = []
     for step in range(1, 4):
         now = probe(10 * step)
-        said = guards.observe(probe=[now, Probe(now.log_pi, now.log_mu if step == 1 else stale)])
-        fired_at.append("stale-engine" in fired(said.events))
+        decisions = guards.observe(probe=[now, Probe(now.log_pi, now.log_mu if step == 1 else stale)])
+        fired_at.append("stale-engine" in fired(decisions.events))
         resumed = Guards.default(can={"skip", "resync"})
         resumed.load_state_dict(json.loads(json.dumps(guards.state_dict(), allow_nan=False)))
         guards = resumed
@@ -51,9 +51,9 @@ def test_a_probe_without_numbers_is_kept_as_json_and_is_no_level() -> None:
     resumed = Guards.default(can={"resync"})
     resumed.load_state_dict(state)
     log_mu = probe(0).log_mu
-    for told in (guards, resumed):
-        said = [told.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
-        assert "stale-engine" in fired(said[1].events)
+    for guards_of_run in (guards, resumed):
+        decisions = [guards_of_run.observe(probe=Probe(probe(10 * step).log_pi, log_mu)) for step in range(1, 4)]
+        assert "stale-engine" in fired(decisions[1].events)
 
 
 @pytest.mark.filterwarnings("ignore:guards that are off")

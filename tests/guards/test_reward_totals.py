@@ -30,8 +30,8 @@ def test_it_is_how_far_the_means_of_many_steps_differ() -> None:
     random = np.random.default_rng(2)
     prompts = np.repeat(np.arange(16), 4)
     rewards = (random.random((2000, 16, 4)) < random.random((2000, 16, 1))).reshape(2000, 64).astype(np.float64)
-    told = math.sqrt(np.mean([mean_error(step, prompts) ** 2 for step in rewards]))
-    assert told == pytest.approx(rewards.mean(axis=1).std(), rel=0.05)
+    error = math.sqrt(np.mean([mean_error(step, prompts) ** 2 for step in rewards]))
+    assert error == pytest.approx(rewards.mean(axis=1).std(), rel=0.05)
 
 
 def test_one_prompt_has_no_error_that_is_known() -> None:

@@ -101,8 +101,8 @@ def test_a_fall_within_the_error_of_its_means_is_no_breach(responses: int) -> No
     fall = {"metric": "m", "direction": "down", "ratio": 2, "window": 3, "least": 0.2}
     error = np.sqrt(means * (1 - means) / responses)
     runs = list(zip(means, error, strict=True))
-    asked = [broken_steps(rule("growth", **fall, error="e"), *run) for run in runs]
-    assert sum(asked) <= 5
+    steps_of_runs = [broken_steps(rule("growth", **fall, error="e"), *run) for run in runs]
+    assert sum(steps_of_runs) <= 5
     if responses == 4:
         assert sum(broken_steps(rule("growth", **fall), *run) for run in runs) > 100
 
@@ -343,8 +343,8 @@ def test_a_mean_is_taken_over_numbers_of_steps_that_grow_by_the_fourth_root_of_t
 
 def test_a_mean_says_how_small_a_change_it_sees() -> None:
     settings = MeanSettings(name="mean", metric="m", error="e", actions=["log"], tolerance=0.5, window=16)
-    said = "m, where it is 5.50 from 0 in one step like the last, 1.75 in 16"
-    assert settings.sees({"m": 0.0, "e": 1.0}) == said
+    words = "m, where it is 5.50 from 0 in one step like the last, 1.75 in 16"
+    assert settings.sees({"m": 0.0, "e": 1.0}) == words
     assert settings.sees({"m": 0.0}) == settings.sees({"m": 0.0, "e": math.nan}) == ""
 
 

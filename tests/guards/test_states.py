@@ -42,17 +42,17 @@ def test_sums_of_entropies_that_no_run_had_are_refused(spoiled: Any) -> None:
 @pytest.mark.slow
 def test_restored_guards_decide_as_those_that_were_not_interrupted() -> None:
     def run(*, interrupted: bool) -> list[str]:
-        guards, said = Guards.default(can={"skip", "stop"}), []
+        guards, answers = Guards.default(can={"skip", "stop"}), []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for step in range(1, 12):
                 spoiled = {"rewards": [np.nan] * RESPONSES} if step > 8 else {}
-                said.append(str(guards.observe(batch(step, **spoiled), probe=probe(step), **LEARNT)))
+                answers.append(str(guards.observe(batch(step, **spoiled), probe=probe(step), **LEARNT)))
                 if interrupted and step == 9:
                     state = json.loads(json.dumps(guards.state_dict(), allow_nan=False))
                     guards = Guards.default(can={"skip", "stop"})
                     guards.load_state_dict(state)
-        return said
+        return answers
 
     assert run(interrupted=True) == run(interrupted=False)
 

@@ -91,8 +91,8 @@ def test_the_screen_says_what_the_document_says(tmp_path: Path, width: int) -> N
     headroom = examined(planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16}))
     console = Console(width=width, record=True, force_terminal=False, markup=False, file=StringIO())
     print_answer(headroom_answer(headroom), console)
-    said = console.export_text()
+    output = console.export_text()
     for line in (headroom.verdict.sentence, *headroom.verdict.evidence, *headroom.verdict.advice):
-        assert line in said
-    assert "model.layers.1" in said
-    assert "2¹⁶" in said
+        assert line in output
+    assert "model.layers.1" in output
+    assert "2¹⁶" in output

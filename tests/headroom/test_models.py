@@ -54,10 +54,12 @@ def test_a_residual_stream_in_fp32_leaves_the_products_in_fp16(tmp_path: Path) -
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gemma2"])
 def test_everything_in_fp32_is_the_fp32_model(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    whole = models.load(folder, Dtype.FP32, SETTINGS)
+    complete_model = models.load(folder, Dtype.FP32, SETTINGS)
     model = kept_in_fp32(folder, ["model", "lm_head"])
     with torch.no_grad():
-        difference = model(input_ids=IDS, use_cache=False).logits - whole(input_ids=IDS, use_cache=False).logits
+        difference = (
+            model(input_ids=IDS, use_cache=False).logits - complete_model(input_ids=IDS, use_cache=False).logits
+        )
     assert float(difference.abs().max()) < 1e-5
 
 

@@ -63,11 +63,11 @@ def test_an_activation_past_65504_is_named_at_its_layer(
 
 
 def test_the_advice_was_tried_and_is_as_close_to_fp32_as_fp16_is(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int, str]] = []
+    messages: list[tuple[str, int, int, str]] = []
     folder = planted(tmp_path / "m", changes={"layers.1.mlp.down_proj": 2.0**16})
-    headroom = examined(folder, tell=lambda *how_far: told.append(how_far))
-    assert [number for _, number, _, how_far in told if not how_far] == [1, 2, 3, 4, 5, 6, 7]
-    last = [[how_far for _, number, _, how_far in told if number == stage][-1] for stage in range(1, 8)]
+    headroom = examined(folder, tell=lambda *how_far: messages.append(how_far))
+    assert [number for _, number, _, how_far in messages if not how_far] == [1, 2, 3, 4, 5, 6, 7]
+    last = [[how_far for _, number, _, how_far in messages if number == stage][-1] for stage in range(1, 8)]
     assert re.fullmatch(r"tensor (\d+) of \1, file 1 of 1", last[0])
     assert last[1:4] == ["prompt 2 of 2", "batch 1 of 1", "backward, batch 1 of 1"]
     assert re.fullmatch(r"try \d of at most 8, backward, batch 1 of 1", last[6])

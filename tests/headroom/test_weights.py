@@ -47,11 +47,11 @@ def test_the_error_of_weights_too_small_for_a_square_is_not_lost(tmp_path: Path)
 
 def test_slices_add_up_to_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(37, 8, generator=torch.Generator().manual_seed(0)) * 2.0**-13
-    whole = scan_weights(stored(tmp_path, w=values))
+    scan_of_one_file = scan_weights(stored(tmp_path, w=values))
     monkeypatch.setattr(weights_module, "_SLICE_VALUES", 24)
     sliced = scan_weights(tmp_path)
-    assert sliced.total.num_subnormal == whole.total.num_subnormal > 0
-    assert sliced.total.relative_error == pytest.approx(whole.total.relative_error)
+    assert sliced.total.num_subnormal == scan_of_one_file.total.num_subnormal > 0
+    assert sliced.total.relative_error == pytest.approx(scan_of_one_file.total.relative_error)
     assert sliced.total.num_values == 37 * 8
 
 
@@ -72,11 +72,14 @@ def test_no_more_than_a_slice_is_ever_read_at_once(tmp_path: Path, monkeypatch: 
 def test_shards_are_all_read_and_agree_with_the_weight_cast(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "whole")
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
-    whole, sharded = scan_weights(folder), scan_weights(tmp_path / "sharded")
-    assert sharded.total.num_values == whole.total.num_values
-    assert sharded.num_tensors == whole.num_tensors
+    scan_of_one_file, sharded = scan_weights(folder), scan_weights(tmp_path / "sharded")
+    assert sharded.total.num_values == scan_of_one_file.total.num_values
+    assert sharded.num_tensors == scan_of_one_file.num_tensors
     cast = measure_weight_cast(stored_tensors(weight_files(folder)), Dtype.FP16)
-    assert (whole.total.num_values, whole.total.num_flushed) == (cast.num_weights, cast.num_flushed)
+    assert (scan_of_one_file.total.num_values, scan_of_one_file.total.num_flushed) == (
+        cast.num_weights,
+        cast.num_flushed,
+    )
 
 
 def test_a_quantised_tensor_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -45,3 +45,15 @@ def mean_abs(written: Sequence[Mapping[str, Any]]) -> float:
         mask = np.asarray(one.get("mask", [True] * len(one["token_ids"])), dtype=bool)
         deviations.append(np.abs(np.subtract(one["train_logprobs"], one["logprobs"]))[mask])
     return float(np.concatenate(deviations).mean())
+
+
+def log_of_levels(path: Path, levels: Sequence[float], responses: int = 16) -> Path:
+    """A step for each level, the standard deviation of d (nats)."""
+    lines: list[dict[str, Any]] = []
+    for step, level in enumerate(levels):
+        for number in range(responses):
+            line = row(100 * step + number, step=step)
+            noise = np.random.default_rng(1000 * step + number).normal(0, level, len(line["logprobs"]))
+            line["train_logprobs"] = (-np.abs(np.asarray(line["logprobs"]) + noise)).tolist()
+            lines.append(line)
+    return write(path, lines)

@@ -2,9 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from mismatch_probe.records.findings import Explanation
@@ -15,7 +13,7 @@ from mismatch_probe.report.view import Answer
 from mismatch_probe.verdict.findings import with_findings
 from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
-from tests.importing.logs import row, write
+from tests.importing.logs import log_of_levels
 from tests.report.test_answer_of_findings import DECLARED, HOT, explanation
 
 pytestmark = pytest.mark.slow
@@ -25,22 +23,10 @@ FLAT = (0.01, 0.012, 0.011, 0.013, 0.012, 0.009, 0.011, 0.012)
 HEADLINE = "KL per token grew "
 
 
-def log(path: Path, levels: tuple[float, ...]) -> Path:
-    """A step for each level, the standard deviation of d (nats)."""
-    lines: list[dict[str, Any]] = []
-    for step, level in enumerate(levels):
-        for number in range(16):
-            line = row(100 * step + number, step=step)
-            noise = np.random.default_rng(1000 * step + number).normal(0, level, len(line["logprobs"]))
-            line["train_logprobs"] = (-np.abs(np.asarray(line["logprobs"]) + noise)).tolist()
-            lines.append(line)
-    return write(path, lines)
-
-
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("grown")
-    return imported(folder, log(folder / "log.jsonl", LEVELS))
+    return imported(folder, log_of_levels(folder / "log.jsonl", LEVELS))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +90,7 @@ def test_a_screen_has_the_steps(grown: RunDirectory) -> None:
 
 
 def test_a_flat_noisy_log_keeps_its_headline(tmp_path: Path) -> None:
-    run = imported(tmp_path, log(tmp_path / "log.jsonl", FLAT))
+    run = imported(tmp_path, log_of_levels(tmp_path / "log.jsonl", FLAT))
     pair, summary = pair_of(run), run.read_summary()
     assert pair.growth is None
     assert summary.headline.startswith("Undecided: the log's sides differ by KL ")

@@ -115,7 +115,7 @@ def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("logged", "words", "is_at", "said"),
+    ("logged", "words", "is_at", "sentence"),
     [
         ([0.7], (), 0.7, None),
         ([], (), 1.0, "1, because the log does not say; give --temperature"),
@@ -126,7 +126,7 @@ def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
     ],
 )
 def test_the_temperature_is_the_one_that_the_log_says_or_it_is_said_why_not(
-    tmp_path: Path, logged: list[float], words: tuple[object, ...], is_at: float, said: str | None
+    tmp_path: Path, logged: list[float], words: tuple[object, ...], is_at: float, sentence: str | None
 ) -> None:
     written = rows()
     for number, one in enumerate(written):
@@ -136,8 +136,8 @@ def test_the_temperature_is_the_one_that_the_log_says_or_it_is_said_why_not(
     assert manifest.settings.sampling.temperature == is_at
     assert manifest.log is not None
     assumed = manifest.log.assumed.get("temperature")
-    assert (assumed or "").startswith(said or "")
-    assert (assumed is None) == (said is None)
+    assert (assumed or "").startswith(sentence or "")
+    assert (assumed is None) == (sentence is None)
 
 
 @pytest.mark.parametrize("temperature", [0, -1, "nan", "inf", 1e308])

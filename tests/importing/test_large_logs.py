@@ -69,7 +69,7 @@ def test_a_gate_clusters_two_logs_by_group_too(tmp_path: Path) -> None:
     head = "[gate]\nmin_sequences = 96\nmin_prompts = 40\nmax_sequences = 96\n"
     gate.write_text(f'{head}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax_regression = 0.5\n')
     answer = probe("gate", "run", runs[1].path, "--config", gate, "--baseline", runs[0].path)
-    assert answer.returncode == ExitCode.INCONCLUSIVE, answer.stderr
+    assert answer.returncode == ExitCode.INCONCLUSIVE, answer
     assert "a pass needs 40 prompts, and there are 12" in " ".join(answer.stdout.split())
 
 
@@ -81,7 +81,7 @@ def test_a_prompt_has_the_same_name_in_every_log(tmp_path: Path) -> None:
     gate = tmp_path / "gate.toml"
     gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax_regression = 0.5\n')
     answer = probe("gate", "run", new.path, "--config", gate, "--baseline", old.path)
-    assert answer.returncode == ExitCode.PASS, answer.stderr
+    assert answer.returncode == ExitCode.PASS, answer
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_a_log_without_the_trainers_side_is_explained_in_the_same_call(
     alone = [{name: one[name] for name in one if name != "train_logprobs"} for one in log_of_run(compared, "bf16")]
     log = write(tmp_path / "log.jsonl", alone)
     answer = probe("import", log, "--out", tmp_path / "run", "--model", model)
-    assert answer.returncode in (ExitCode.PASS, ExitCode.INCONCLUSIVE), answer.stderr
+    assert answer.returncode in (ExitCode.PASS, ExitCode.INCONCLUSIVE), answer
     assert "Tried on the sampler's side" in answer.stdout
 
 

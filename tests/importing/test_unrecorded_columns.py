@@ -164,8 +164,8 @@ def test_copies_among_what_is_analysed_are_left_out_though_the_whole_log_is_none
     """Of the prompts that would be analysed both columns are equal bit for bit; another prompt's differ."""
     written = rows()
     (tmp_path / "whole").mkdir()
-    whole = imported(tmp_path / "whole", write(tmp_path / "whole.jsonl", written))
-    names = read_table(whole.rollouts_path)["prompt_id"].to_pylist()
+    complete_run = imported(tmp_path / "whole", write(tmp_path / "whole.jsonl", written))
+    names = read_table(complete_run.rollouts_path)["prompt_id"].to_pylist()
     analysed = chosen_prompts(dict.fromkeys(names, 60), lambda prompt_id: prompt_id, 300)
     computed = []
     for name, one in zip(names, written, strict=True):

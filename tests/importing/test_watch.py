@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from mismatch_probe.causes.training import EndCause
 from mismatch_probe.cli.watch_course import WatchCourse
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.guards.load import DEFAULT_GUARDS
@@ -64,9 +65,8 @@ def test_a_guard_that_only_warns_is_a_pass(folder: Path, guards: Path) -> None:
     old(log_of(folder, [1.0, 1.0, 100.0, 100.0, 1.0, 1.0]))
     answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
     assert [step.step for step in record.steps if step.events] == [3]
-    assert answer.stderr.endswith(
-        "pass: no guard asked for more than a warning (mismatch fired); judged 6 of 6 steps\n"
-    )
+    assert "pass: no guard asked for more than a warning (mismatch fired), and KL (k3) was neither" in answer.stderr
+    assert answer.stderr.endswith("; judged 6 of 6 steps\n")
 
 
 def test_guards_that_the_log_cannot_serve_are_off_and_counted_in_one_line(folder: Path) -> None:
@@ -203,8 +203,8 @@ def test_what_was_judged_is_on_stdout_when_it_is_interrupted(
         if line.startswith("step 1:"):
             break
     process.send_signal(number)
-    out, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
+    out, messages = process.communicate(timeout=60)
+    assert process.returncode == code, messages
     record = WatchRecord.model_validate_json(out)
     assert [step.step for step in record.steps] == [0, 1]
     assert record.stopped_at is None
@@ -242,9 +242,11 @@ def test_the_closing_lines_show_how_the_mismatch_went_and_what_to_do_next(folder
     old(log_of(folder, [1.0, 1.0, 100.0, 100.0]))
     answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
     first, last = (write_number(float(record.steps[at].metrics["mismatch/kl_k3"])) for at in (0, -1))
-    assert f"KL (k3)       {first} at step 0, {last} at step 3" in answer.stderr
-    assert f"likely cause  {record.diagnosis}" in answer.stderr
-    assert answer.stderr.rstrip().endswith(f"mismatch-probe import {folder} --out runs/log")
+    assert f"KL (k3)         {first} at step 0, {last} at step 3" in answer.stderr
+    assert f"likely cause    {record.diagnosis}" in answer.stderr
+    assert record.cause == EndCause.BATCH_REPEATED
+    command = f"mismatch-probe import {folder} --model CHECKPOINT --step 2 --out runs/log"
+    assert answer.stderr.rstrip().endswith(command)
 
 
 def test_a_passing_watch_asks_for_nothing_next(folder: Path) -> None:

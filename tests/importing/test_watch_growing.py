@@ -17,17 +17,14 @@ from mismatch_probe.importing.following import Follower
 from mismatch_probe.logs import recognise
 from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
+from tests.halts import wait_until
 from tests.importing.logs import row, write
 from tests.importing.watching import log_of, old, step_rows, watched
 
 
 def once_said(words: str) -> None:
     """Wait until the watch of this process has said it."""
-    for _ in range(6000):
-        if words in getattr(sys.stderr, "getvalue", str)():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"the watch never said {words!r}")
+    wait_until(lambda: words in getattr(sys.stderr, "getvalue", str)(), f"the watch says {words!r}")
 
 
 @contextmanager
@@ -151,15 +148,15 @@ def test_a_step_that_is_written_again_is_named_and_not_judged_twice(folder: Path
 def test_a_newest_step_whose_last_line_is_cut_off_waits_for_the_rest(folder: Path) -> None:
     old(log_of(folder, [1.0, 1.0]))
     newest = folder / "step_1.jsonl"
-    whole = newest.read_bytes()
-    newest.write_bytes(whole[:-100])
+    complete_bytes = newest.read_bytes()
+    newest.write_bytes(complete_bytes[:-100])
     old(folder)
     follower = Follower(recognise(folder), folder)
     assert [step.number for step in follower.new_steps()] == [0]
     assert list(follower.unfinished) == [1]
     _, record = watched(folder, code=ExitCode.INCONCLUSIVE)
     assert ([one.step for one in record.steps], record.unfinished) == ([0], [1])
-    newest.write_bytes(whole)
+    newest.write_bytes(complete_bytes)
     write(folder / "step_2.jsonl", step_rows())
     assert [len(step.responses) for step in follower.new_steps()] == [16]
 
@@ -213,7 +210,7 @@ def test_a_log_that_is_begun_after_the_watch_is_waited_for(folder: Path, guards:
 
     with meanwhile(train):
         answer = probe("watch", folder, "--guards", guards, "--every", 0.1, "--idle", 1, "--json")
-    assert answer.returncode == ExitCode.PASS, answer.stderr
+    assert answer.returncode == ExitCode.PASS, answer
     assert [step.step for step in WatchRecord.model_validate_json(answer.stdout).steps] == [0, 1]
 
 

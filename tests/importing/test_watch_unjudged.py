@@ -107,7 +107,8 @@ def test_one_step_of_many_that_cannot_be_judged_is_counted_and_passes(folder: Pa
     old(folder)
     answer, record = watched(folder, "--guards", guards, code=ExitCode.PASS)
     assert (record.num_judged, record.not_judged) == (13, [9])
-    assert answer.stderr.endswith("pass: no guard fired; judged 13 of 14 steps; not judged: step 9\n")
+    assert "pass: no guard fired, and KL (k3) was flat over 13 steps (4.39e-5), " in answer.stderr
+    assert answer.stderr.endswith("; judged 13 of 14 steps; not judged: step 9\n")
 
 
 def test_steps_that_a_guard_falls_silent_on_are_not_counted_as_judged(folder: Path) -> None:
@@ -179,8 +180,8 @@ def test_a_few_tokens_without_a_log_prob_are_left_out_and_the_others_are_judged(
     assert (record.num_judged, record.steps[2].left_out_tokens) == (3, 3)
     assert "  3 of 480 tokens (0.62 %, " in answer.stderr
     assert " lack a log-prob and are left out" in answer.stderr
-    whole, part = (record.steps[step].metrics for step in (1, 2))
-    assert part["mismatch/kl_k3"] == pytest.approx(whole["mismatch/kl_k3"], rel=0.1)
+    complete_metrics, part = (record.steps[step].metrics for step in (1, 2))
+    assert part["mismatch/kl_k3"] == pytest.approx(complete_metrics["mismatch/kl_k3"], rel=0.1)
     of_whole = mean_abs(step_rows()[3:])
     assert part["mismatch/abs_logprob_diff_seq"] == pytest.approx(of_whole, rel=1e-6)
 

@@ -52,8 +52,8 @@ def test_a_few_responses_of_zeros_among_honest_ones_are_named_and_left_out(tmp_p
     )
     answer = probe("report", tmp_path / "run")
     words = "80 of them are exactly 0 on one side and, by what the other says, stand for no log-prob; "
-    assert "Left out: 80 tokens (3.2 %)" in (told := " ".join(answer.stdout.split()))
-    assert words.removesuffix("; ") in told
+    assert "Left out: 80 tokens (3.2 %)" in (output := " ".join(answer.stdout.split()))
+    assert words.removesuffix("; ") in output
     assert re.search(
         r"zeros of the log that stand for no log-prob.{,80}>80<",
         (tmp_path / "run" / "report.html").read_text(),
@@ -120,10 +120,10 @@ def test_greedy_sampling_whose_log_probs_say_nothing_is_told_so(
     written = [filled(row(number, with_pi=with_pi, temperature=temperature)) for number in range(20)]
     log = write(tmp_path / "log.jsonl", written)
     answer = probe("import", log, "--out", tmp_path / "run", code=ExitCode.USAGE)
-    said = (
+    sentence = (
         "their tokens were sampled at temperature 0" if temperature == 0 else "or sampling was greedy (temperature 0)"
     )
-    assert said in answer.stderr
+    assert sentence in answer.stderr
 
 
 @pytest.mark.slow

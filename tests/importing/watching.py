@@ -43,7 +43,7 @@ def log_of(folder: Path, noises: list[float]) -> Path:
 
 def watched(folder: Path, *words: object, code: ExitCode) -> tuple[Answer, WatchRecord]:
     answer = probe("watch", folder, "--idle", 0, "--json", *words)
-    assert answer.returncode == code, answer.stderr
+    assert answer.returncode == code, answer
     return answer, WatchRecord.model_validate_json(answer.stdout)
 
 

@@ -27,7 +27,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
     shape = ("--num-prompts", "4", "--max-new-tokens", "16")
     done = run("--model", "demo", "--dtype", "bf16", "--modules", *shape, "--out", str(out), "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     document: dict[str, Any] = json.loads(done.stdout)
     assert document == json.loads((out / "localize-bf16-bf16.json").read_text())
     assert {path.name for path in out.iterdir()} == {".lock", "localize-bf16-bf16.json", "report.html"}
@@ -56,7 +56,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
 def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
     shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--modules", "--no-interventions", "--json")
     done = run("--model", "demo", "--train-dtype", train, "--infer-dtype", infer, *shape)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert Localization.model_validate_json(done.stdout).suspects == []
 
 
@@ -65,7 +65,7 @@ def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
 def test_a_kv_cache_in_8_bits_is_what_removes_its_mismatch() -> None:
     shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--train-dtype", "fp32", "--infer-dtype", "bf16", "--json")
     done = run("--model", "demo", "--vllm.kv_cache_dtype", "fp8", *shape)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     found = Localization.model_validate_json(done.stdout).interventions
     assert found is not None
     assert found.ranked[0].part == "KV cache in the model's format"

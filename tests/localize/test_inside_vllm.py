@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.localize_faults.faults import draw, in_transformers
 from benchmarks.localize_faults.lab import Trial
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.suspects import PlaceNames
@@ -29,13 +30,23 @@ ROUNDS_ITS_SCORES = {"gemma2": ["self_attn.attention"]}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-sliding", "qwen3-moe", "gemma2", "gemma3")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(family: str, checkpoint: Checkpoint, start: StartEngine) -> Engine:
+    """One for all tests of a family, which run one after the other."""
+    return start(checkpoint(family), Dtype.BF16)
+
+
+@pytest.mark.parametrize("family", FAMILIES, indirect=True)
 def test_every_module_is_matched_and_errs_as_rounding_does(
-    checkpoint: Checkpoint, start: StartEngine, tmp_path: Path, family: str
+    checkpoint: Checkpoint, engine: Engine, tmp_path: Path, family: str
 ) -> None:
     bench = Bench(checkpoint(family), tmp_path)
     bench.record("train")
-    engine = start(checkpoint(family), Dtype.BF16)
     plain = engine.replay(some_sequences())
     layout, recorded = record_activations(engine, bench.batches, bench.store, modules=True)
     record_activations(engine, bench.batches, bench.store, modules=True, side="infer again")
@@ -51,6 +62,19 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
 
     twice = bench.hold("infer", "infer again")
     assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-moe"], indirect=True)
+def test_a_raised_part_of_the_engine_changes_it_and_is_lowered_again(engine: Engine) -> None:
+    plain = engine.replay(some_sequences())
+    for part in engine_parts(engine):
+        with engine_part_in_fp32(engine, part):
+            with_part = engine.replay(some_sequences())
+        again = engine.replay(some_sequences())
+        assert any(
+            not np.array_equal(one.logprobs, other.logprobs) for one, other in zip(plain, with_part, strict=True)
+        )
+        assert all(np.array_equal(one.logprobs, other.logprobs) for one, other in zip(plain, again, strict=True))
 
 
 def test_a_model_with_outliers_is_accused_of_what_was_planted_alone(start: StartEngine, tmp_path: Path) -> None:
@@ -95,19 +119,3 @@ def test_chunks_of_a_prefill_give_the_same_rows(checkpoint: Checkpoint, start: S
         engine = start(checkpoint("qwen3"), Dtype.FP32, args={"max_num_batched_tokens": tokens})
         record_activations(engine, bench.batches, bench.store, modules=True, side=side)
     assert max(error.between for error in bench.hold("infer", "chunked").errors) < 1e-4
-
-
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-moe"])
-def test_a_raised_part_of_the_engine_changes_it_and_is_lowered_again(
-    checkpoint: Checkpoint, start: StartEngine, family: str
-) -> None:
-    engine = start(checkpoint(family), Dtype.BF16)
-    plain = engine.replay(some_sequences())
-    for part in engine_parts(engine):
-        with engine_part_in_fp32(engine, part):
-            with_part = engine.replay(some_sequences())
-        again = engine.replay(some_sequences())
-        assert any(
-            not np.array_equal(one.logprobs, other.logprobs) for one, other in zip(plain, with_part, strict=True)
-        )
-        assert all(np.array_equal(one.logprobs, other.logprobs) for one, other in zip(plain, again, strict=True))

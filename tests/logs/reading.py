@@ -11,8 +11,8 @@ DATA = Path(__file__).parent / "data"
 
 def read(path: Path, name: str | None = None) -> tuple[list[LoggedResponse], list[LogFinding]]:
     """What a log holds, and what is told as it is read."""
-    told: list[LogFinding] = []
-    return list(recognise(path, name).read(path, told.append)), told
+    findings: list[LogFinding] = []
+    return list(recognise(path, name).read(path, findings.append)), findings
 
 
 def lines_of(path: Path) -> list[dict]:

@@ -48,7 +48,7 @@ def response(number: int, random: np.random.Generator, fault: str) -> LoggedResp
     )
 
 
-def told(responses: list[LoggedResponse]) -> tuple[list[LogFinding], dict[str, object], dict[str, object]]:
+def answers_of(responses: list[LoggedResponse]) -> tuple[list[LogFinding], dict[str, object], dict[str, object]]:
     checks = LogChecks(400)
     for each in responses:
         checks.add(each)
@@ -69,10 +69,10 @@ def test_many_at_once_are_told_what_each_by_itself_is(fault: str, count: int, mo
         random = np.random.default_rng(seed)
         responses = [response(number, random, fault) for number in range(count)]
         responses += responses[:2]
-        together = told(responses)
+        together = answers_of(responses)
         with monkeypatch.context() as patch:
             patch.setattr(checks_of_a_log, "RESPONSES_OF_A_BLOCK", 1)
-            assert told(responses) == together
+            assert answers_of(responses) == together
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def checked(responses: list[LoggedResponse], **options: int) -> LogChecks:
     return checks
 
 
-def told(responses: list[LoggedResponse], **options: int) -> dict[str, LogFinding]:
+def findings_of(responses: list[LoggedResponse], **options: int) -> dict[str, LogFinding]:
     """What is told beside the counts of tokens, by its code."""
     findings = checked(responses, **options).findings()
     assert len({finding.code for finding in findings}) == len(findings)
@@ -46,7 +46,7 @@ def at(values: np.ndarray, where: np.ndarray | int, value: float) -> np.ndarray:
 
 
 def test_a_sound_log_is_only_counted(sound):
-    assert told(sound, vocabulary_size=279) == {}
+    assert findings_of(sound, vocabulary_size=279) == {}
     assert checked(sound).missing_numbers() == {}
     [counts] = checked(sound).findings()
     assert counts.evidence == {"sampled": 90, "not_sampled": 6, "padding": 0}
@@ -63,9 +63,9 @@ NOT_RECORDED = {
 @pytest.mark.parametrize("code", NOT_RECORDED)
 def test_a_column_without_numbers_is_not_recorded(sound, code):
     faulty = with_column(sound, "log_pi", NOT_RECORDED[code])
-    finding = told(faulty)[code]
+    finding = findings_of(faulty)[code]
     assert (finding.level, finding.column) == (Level.MISSING, "log_pi")
-    assert list(told(faulty)) == [code], "nothing else is said of such a column"
+    assert list(findings_of(faulty)) == [code], "nothing else is said of such a column"
     unrecorded = checked(faulty).missing_numbers()
     assert unrecorded["log_pi"].code == code
     assert unrecorded["log_pi"].steps is None
@@ -75,18 +75,18 @@ def test_a_column_without_numbers_is_not_recorded(sound, code):
 def test_a_column_without_numbers_in_one_step_is_not_recorded_there(sound, code):
     of_step_2 = [response for response in sound if response.step == 2]
     faulty = [*(each for each in sound if each.step == 1), *with_column(of_step_2, "log_pi", NOT_RECORDED[code])]
-    assert list(told(faulty)) == [code]
-    assert "in step 2" in told(faulty)[code].sentence
-    assert told(faulty)[code].evidence == {"steps": [2]}
+    assert list(findings_of(faulty)) == [code]
+    assert "in step 2" in findings_of(faulty)[code].sentence
+    assert findings_of(faulty)[code].evidence == {"steps": [2]}
     assert checked(faulty).missing_numbers()["log_pi"].steps == {2}
 
 
 def test_a_sampler_without_numbers_is_not_recorded_either(sound):
-    assert list(told(with_column(sound, "log_mu", NOT_RECORDED["all_zero"]))) == ["all_zero"]
+    assert list(findings_of(with_column(sound, "log_mu", NOT_RECORDED["all_zero"]))) == ["all_zero"]
 
 
 def test_an_absent_column_is_no_finding(sound):
-    assert told(with_column(sound, "log_pi", lambda response: None)) == {}
+    assert findings_of(with_column(sound, "log_pi", lambda response: None)) == {}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_absent_column_is_no_finding(sound):
 @pytest.mark.parametrize("column", ["log_mu", "log_pi", "log_ref"])
 def test_one_value_that_is_no_log_prob_is_counted(sound, column, value, code, level):
     faulty = [replace(sound[0], **{column: at(getattr(sound[0], column), 4, value)}), *sound[1:]]
-    findings = told(faulty)
+    findings = findings_of(faulty)
     assert list(findings) == [code]
     assert (findings[code].level, findings[code].column) == (level, column)
     assert findings[code].evidence == {"tokens": 1, "of": 90}
@@ -109,15 +109,15 @@ def test_one_value_that_is_no_log_prob_is_counted(sound, column, value, code, le
 
 def test_what_stands_at_a_tools_tokens_is_not_looked_at(sound):
     tool = with_column(sound, "log_pi", lambda each: np.where(each.sampled, each.log_pi, np.nan))
-    assert told(tool) == {}
+    assert findings_of(tool) == {}
 
 
 def test_a_log_prob_may_be_rounded_above_zero(sound):
-    assert told(with_column(sound, "log_pi", lambda response: at(response.log_pi, 0, 0.125))) == {}
+    assert findings_of(with_column(sound, "log_pi", lambda response: at(response.log_pi, 0, 0.125))) == {}
 
 
 def test_an_entropy_below_zero_is_broken(sound):
-    findings = told(with_column(sound, "entropy_nats", lambda response: -response.entropy_nats))
+    findings = findings_of(with_column(sound, "entropy_nats", lambda response: -response.entropy_nats))
     assert {code: finding.level for code, finding in findings.items()} == {"wrong_sign": Level.BROKEN}
 
 
@@ -127,7 +127,7 @@ def test_zeros_that_the_other_side_refutes_were_not_recorded(sound, column, othe
         unsure = np.flatnonzero(response.sampled & (getattr(response, other) < SURE))[:1]
         return at(getattr(response, column), unsure, 0.0)
 
-    findings = told(with_column(sound, column, zeroed))
+    findings = findings_of(with_column(sound, column, zeroed))
     assert {code: finding.column for code, finding in findings.items()} == {"zeros_for_missing": column}
 
 
@@ -137,7 +137,7 @@ def test_zeros_of_certain_tokens_are_log_probs(sound):
 
     both = with_column(with_column(sound, "log_pi", certain(-1e-7)), "log_mu", certain(0.0))
     nudged = with_column(both, "log_pi", lambda response: response.log_pi - 1e-3)
-    assert told(nudged) == {}
+    assert findings_of(nudged) == {}
 
 
 def test_zeros_of_a_side_alone_are_doubtful_where_nothing_is_nearly_zero(sound):
@@ -149,8 +149,8 @@ def test_zeros_of_a_side_alone_are_doubtful_where_nothing_is_nearly_zero(sound):
             for number, each in enumerate(many)
         ]
 
-    assert told(alone(0.02))["zeros_untold"].level == Level.WARNING
-    assert "zeros_untold" not in told(alone(0.0))
+    assert findings_of(alone(0.02))["zeros_untold"].level == Level.WARNING
+    assert "zeros_untold" not in findings_of(alone(0.0))
 
 
 @pytest.mark.slow
@@ -171,13 +171,13 @@ def test_zeros_that_both_sides_have_are_doubtful_where_nothing_is_nearly_zero(so
     findings = [each for each in checked(stretched(5)).findings() if each.code == "zeros_untold"]
     assert {(each.column, each.level) for each in findings} == {("log_mu", Level.WARNING), ("log_pi", Level.WARNING)}
     assert all("The other side is exactly 0 there too" in each.sentence for each in findings)
-    assert "zeros_untold" not in told(stretched(0))
+    assert "zeros_untold" not in findings_of(stretched(0))
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_column_shifted_by_a_token_is_broken(sound, shift):
     faulty = with_column(sound, "log_pi", lambda response: np.roll(response.log_pi, shift))
-    finding = told(faulty)["shifted"]
+    finding = findings_of(faulty)["shifted"]
     assert finding.level == Level.BROKEN
     assert ("late" in finding.sentence) == (shift == 1)
     correlations = finding.evidence["correlations"]
@@ -198,7 +198,7 @@ def test_sides_of_other_rows_are_unrelated(sound):
         return np.resize(other.log_pi[::-1], response.log_pi.size)
 
     rows = [replace(each, log_pi=of_another(each)) for each in sound]
-    assert list(told(rows)) == ["unrelated"]
+    assert list(findings_of(rows)) == ["unrelated"]
 
 
 def test_rows_that_were_copied_are_told_from_likely_ones(sound):
@@ -206,15 +206,15 @@ def test_rows_that_were_copied_are_told_from_likely_ones(sound):
     likely = [each for each in sound if each.log_mu[each.sampled].sum() > -10]
     assert unlikely
     assert likely
-    assert told([*sound, *unlikely])["duplicates"].evidence["responses"] == len(unlikely)
-    assert told([*sound, *likely]) == {}
+    assert findings_of([*sound, *unlikely])["duplicates"].evidence["responses"] == len(unlikely)
+    assert findings_of([*sound, *likely]) == {}
 
 
 def test_ids_outside_the_vocabulary_are_of_another_model(sound):
-    finding = told(sound, vocabulary_size=260)["outside_vocabulary"]
+    finding = findings_of(sound, vocabulary_size=260)["outside_vocabulary"]
     assert finding.level == Level.BROKEN
     assert finding.evidence == {"id": 260, "at": f"line 3 of {ROLLOUTS}", "vocabulary_size": 260}
-    assert told(sound, vocabulary_size=261) == {}
+    assert findings_of(sound, vocabulary_size=261) == {}
 
 
 def test_masks_are_counted_by_class(sound):
@@ -234,22 +234,22 @@ def test_padding_under_the_mask_is_seen(sound, side):
     faulty = [
         replace(each, **{name: padded(getattr(each, name), fill) for name, fill in fills.items()}) for each in sound
     ]
-    assert told(faulty)["padding_as_tokens"].evidence == {"responses": 6, "at": sound[0].where}
+    assert findings_of(faulty)["padding_as_tokens"].evidence == {"responses": 6, "at": sound[0].where}
 
 
 def test_checks_of_parts_add_up(sound):
     faulty = [replace(sound[0], log_pi=at(sound[0].log_pi, 4, -9999.0)), *sound[1:], sound[3]]
-    whole, parts = checked(faulty, vocabulary_size=260), checked(faulty[:2], vocabulary_size=260)
+    complete_checks, parts = checked(faulty, vocabulary_size=260), checked(faulty[:2], vocabulary_size=260)
     parts += checked(faulty[2:5], vocabulary_size=260)
     parts += checked(faulty[5:], vocabulary_size=260)
-    assert parts.findings() == whole.findings()
-    assert len(whole.findings()) > 2
+    assert parts.findings() == complete_checks.findings()
+    assert len(complete_checks.findings()) > 2
 
 
 def test_zeros_of_a_token_alone_in_its_nucleus_are_log_probs(sound):
     """With top-p 0.5 a token of probability 0.5 or more is sampled for certain."""
     alone = with_column(sound, "log_mu", lambda each: np.where(each.log_pi > np.log(0.5), 0, each.log_mu - 0.2))
-    assert told(alone) == {}
+    assert findings_of(alone) == {}
 
 
 @pytest.mark.parametrize("column", ["log_pi", "log_ref"])
@@ -271,10 +271,10 @@ def test_short_responses_that_copy_the_sampler_are_judged_together(sound, column
     ]
     computed = with_column(short, column, lambda response: response.log_mu - random.uniform(1e-3, 1e-2, 8))
     copied = with_column(short[:40], column, lambda response: response.log_mu)
-    finding = told([*copied, *computed[40:]])["copied_rows"]
+    finding = findings_of([*copied, *computed[40:]])["copied_rows"]
     assert (finding.level, finding.column, finding.evidence["responses"]) == (Level.MISSING, column, 40)
-    assert "copied_rows" not in told(computed)
-    assert "copied_rows" not in told([*copied[:3], *computed])
+    assert "copied_rows" not in findings_of(computed)
+    assert "copied_rows" not in findings_of([*copied[:3], *computed])
 
 
 @pytest.mark.parametrize("column", ["log_pi", "log_ref"])
@@ -285,9 +285,9 @@ def test_responses_that_copy_the_sampler_are_told_from_the_others(sound, column)
     copied = with_column(long[: len(long) // 2], column, lambda response: response.log_mu)
     computed = with_column(long[len(long) // 2 :], column, lambda response: response.log_mu - 0.01)
     assert len(copied) > 0
-    finding = told([*copied, *computed])["copied_rows"]
+    finding = findings_of([*copied, *computed])["copied_rows"]
     assert (finding.level, finding.column, finding.evidence["responses"]) == (Level.MISSING, column, len(copied))
-    assert "copied_rows" not in told(computed)
+    assert "copied_rows" not in findings_of(computed)
     parts = checked(copied)
     parts += checked(computed)
     assert parts.copies()[column].count == len(copied)
@@ -341,9 +341,9 @@ def test_what_no_sampler_draws_is_missing_in_every_check(sound, value):
     response = next(each for each in sound if each.sampled.sum() > 5)
     where = np.flatnonzero(response.sampled)
     faulty = [replace(response, log_mu=at(response.log_mu, where[:2], value)), *sound[1:]]
-    assert list(told(faulty)) == ["sentinels"]
+    assert list(findings_of(faulty)) == ["sentinels"]
     zeroed = at(response.log_pi, where[:3], 0.0)
     placed = at(response.log_mu, where[:3], value)
-    assert "zeros_for_missing" not in told([replace(response, log_mu=placed, log_pi=zeroed), *sound[1:]])
+    assert "zeros_for_missing" not in findings_of([replace(response, log_mu=placed, log_pi=zeroed), *sound[1:]])
     sure = replace(response, log_mu=at(np.full_like(response.log_mu, -1e-3), where[0], value), log_pi=None)
-    assert "duplicates" not in told([sure, sure])
+    assert "duplicates" not in findings_of([sure, sure])

@@ -53,8 +53,8 @@ class TestPlain:
 
     def test_a_column_that_is_not_read_is_named(self, tmp_path):
         rows = [{"prompt_token_ids": [1], "token_ids": [2], "logprobs": [-0.5], "train_logprob": [-0.5]}]
-        _, [told] = read(written(tmp_path / "a.jsonl", rows))
-        assert told.sentence.endswith("not read: train_logprob")
+        _, [finding] = read(written(tmp_path / "a.jsonl", rows))
+        assert finding.sentence.endswith("not read: train_logprob")
 
 
 class TestNemoRl:
@@ -125,9 +125,9 @@ class TestPrimeRl:
 class TestSlime:
     def test_versions_come_from_the_rollout_dump_or_are_told_missing(self, tmp_path):
         shutil.copytree(DATA / "slime" / "train_data", tmp_path / "train_data")
-        responses, told = read(tmp_path)
+        responses, findings = read(tmp_path)
         assert {response.weight_version for response in responses} == {None}
-        assert [finding.code for finding in told] == ["no_weight_versions"] * 2
+        assert [finding.code for finding in findings] == ["no_weight_versions"] * 2
 
     def test_the_rollout_dump_alone_has_the_samplers_side(self):
         responses, _ = read(DATA / "slime" / "rollout_data")
@@ -164,8 +164,8 @@ class TestSlime:
     def test_an_evaluation_is_left_out(self, tmp_path):
         shutil.copy(DATA / "slime" / "rollout_data" / "0.pt", tmp_path / "eval_0.pt")
         shutil.copy(DATA / "slime" / "rollout_data" / "0.pt", tmp_path / "0.pt")
-        responses, told = read(tmp_path)
-        assert (len(responses), [finding.code for finding in told]) == (3, ["evaluation_left_out"])
+        responses, findings = read(tmp_path)
+        assert (len(responses), [finding.code for finding in findings]) == (3, ["evaluation_left_out"])
 
 
 class TestSkyrl:

@@ -71,10 +71,10 @@ def log(tmp_path):
     ],
 )
 def test_a_column_of_another_kind_is_refused_with_its_line(log, change, reason):
-    said = refused(log(ROW, ROW | change))
-    assert "line 2 of" in said
-    assert reason in said
-    assert said.endswith("fix or remove the row")
+    sentence = refused(log(ROW, ROW | change))
+    assert "line 2 of" in sentence
+    assert reason in sentence
+    assert sentence.endswith("fix or remove the row")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_a_column_of_another_kind_is_refused_with_its_line(log, change, reason):
     ],
 )
 def test_a_line_that_is_no_row_is_refused(log, line, reason):
-    said = refused(log(ROW, line, ROW))
-    assert "line 2 of" in said
-    assert reason in said
+    sentence = refused(log(ROW, line, ROW))
+    assert "line 2 of" in sentence
+    assert reason in sentence
 
 
 def test_a_line_that_is_too_long_is_not_read_to_its_end(log, monkeypatch):
@@ -119,9 +119,9 @@ def test_a_line_of_10_gigabytes_is_refused_in_little_memory(tmp_path):
 def test_a_last_line_that_is_cut_off_leaves_the_others(log):
     path = log(ROW, ROW, ROW)
     path.write_bytes(path.read_bytes()[:-20])
-    told: list[LogFinding] = []
-    assert len(list(FORMATS.built_in["plain"].read(path, told.append))) == 2
-    assert [(finding.code, finding.evidence["line"]) for finding in told] == [("half_written", 3)]
+    findings: list[LogFinding] = []
+    assert len(list(FORMATS.built_in["plain"].read(path, findings.append))) == 2
+    assert [(finding.code, finding.evidence["line"]) for finding in findings] == [("half_written", 3)]
 
 
 def test_a_last_line_without_its_newline_is_a_line(log):
@@ -138,9 +138,9 @@ def test_text_that_is_not_utf_8_is_refused(log):
 
 
 def test_a_parquet_that_is_cut_off_is_refused(tmp_path):
-    whole = next((DATA / "miles").rglob("*.parquet")).read_bytes()
+    complete_bytes = next((DATA / "miles").rglob("*.parquet")).read_bytes()
     cut = tmp_path / "cut.parquet"
-    cut.write_bytes(whole[: len(whole) // 2])
+    cut.write_bytes(complete_bytes[: len(complete_bytes) // 2])
     assert "no readable parquet" in refused(cut, "miles")
 
 
@@ -170,8 +170,8 @@ def test_a_pickle_with_code_is_never_run(name, tmp_path):
         path.write_bytes(pickled)
     else:
         torch_saved(path, pickled)
-    said = refused(path, name)
-    assert "could run code" in said
+    sentence = refused(path, name)
+    assert "could run code" in sentence
     pickle.loads(pickled)
     assert touched.exists(), "the pickle does write where it is loaded"
 
@@ -182,9 +182,9 @@ def test_a_pickle_with_code_is_never_run(name, tmp_path):
 def test_no_name_of_a_pickle_is_looked_up(names, tmp_path):
     path = tmp_path / "log.pkl"
     path.write_bytes(b"c" + "\n".join(names).encode() + b"\n(X\x04\x00\x00\x00exittR.")
-    said = refused(path, "skyrl")
-    assert "could run code" in said
-    assert "\x1b" not in said
+    sentence = refused(path, "skyrl")
+    assert "could run code" in sentence
+    assert "\x1b" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,10 @@ def test_a_tensor_that_is_not_is_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["slime", "verl", "skyrl"])
 def test_a_saved_step_that_is_cut_off_anywhere_is_refused(name, tmp_path):
-    whole = FORMATS.built_in[name].sources(DATA / name)[0].path.read_bytes()
-    for length in (0, 1, 10, len(whole) // 2, len(whole) - 30):
+    complete_bytes = FORMATS.built_in[name].sources(DATA / name)[0].path.read_bytes()
+    for length in (0, 1, 10, len(complete_bytes) // 2, len(complete_bytes) - 30):
         cut = tmp_path / "log"
-        cut.write_bytes(whole[:length])
+        cut.write_bytes(complete_bytes[:length])
         assert "cannot be read" in refused(cut, name)
 
 
@@ -303,10 +303,10 @@ SAMPLES = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_file_with_damaged_bytes_is_read_or_refused_in_a_sentence(name, tmp_path):
     rng = random.Random(name)
-    whole = FORMATS.built_in[name].files(DATA / name)[0].read_bytes()
+    complete_bytes = FORMATS.built_in[name].files(DATA / name)[0].read_bytes()
     path = tmp_path / "log"
     for _ in range(30):
-        damaged = bytearray(whole)
+        damaged = bytearray(complete_bytes)
         for _ in range(rng.choice((1, 2, 10))):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged)

@@ -28,14 +28,22 @@ def varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def whole(step: int, number: int) -> bytes:
+def page_bytes(step: int, number: int) -> bytes:
     """A field of 32 bits, `step` after the last one."""
     return bytes([step << 4 | 5]) + varint(number << 1 ^ number >> 63)
 
 
 def page(num_values: int, uncompressed: int, compressed: bytes) -> bytes:
-    own = whole(1, num_values) + whole(1, 0) + whole(1, 3) + whole(1, 3) + b"\0"
-    return whole(1, 0) + whole(1, uncompressed) + whole(1, len(compressed)) + b"\x2c" + own + b"\0" + compressed
+    own = page_bytes(1, num_values) + page_bytes(1, 0) + page_bytes(1, 3) + page_bytes(1, 3) + b"\0"
+    return (
+        page_bytes(1, 0)
+        + page_bytes(1, uncompressed)
+        + page_bytes(1, len(compressed))
+        + b"\x2c"
+        + own
+        + b"\0"
+        + compressed
+    )
 
 
 def honest(path: Path, **options: Any) -> Path:

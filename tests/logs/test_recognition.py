@@ -67,9 +67,9 @@ def test_a_step_that_is_cut_off_is_left_out_and_told(name, tmp_path):
     last.write_bytes(last.read_bytes()[:200])
     empty = folder / f"later{last.suffix}"
     empty.touch()
-    responses, told = read(folder)
+    responses, findings = read(folder)
     assert len(responses) == 3
-    [finding] = [each for each in told if each.code == "unreadable_files"]
+    [finding] = [each for each in findings if each.code == "unreadable_files"]
     assert sorted(finding.evidence["files"]) == sorted([str(last), str(empty)])
     assert f"{empty}: it is empty" in finding.sentence
 
@@ -88,15 +88,15 @@ def test_a_format_that_is_insisted_on_reads_what_it_can_and_says_what_it_cannot(
 def test_a_file_that_grows_while_it_is_read_is_read_to_the_size_it_had(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"number": 0}\n' * 3)
-    told = []
+    findings = []
     with path.open("a") as file:
         rows = []
-        for found in islice(read_lines(path, told.append), 1000):
+        for found in islice(read_lines(path, findings.append), 1000):
             rows.append(found)
             file.write('{"number": 1}\n' * 10_000)
             file.flush()
     assert len(rows) == 3
-    assert not told
+    assert not findings
 
 
 def test_a_file_that_grew_is_looked_at_again(tmp_path):

@@ -58,11 +58,11 @@ def deviations(responses: list[LoggedResponse]) -> np.ndarray:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_a_log_holds_what_was_written(sample, source):
-    told: list[LogFinding] = []
+    findings: list[LogFinding] = []
     known = recognise(DATA / sample.name)
     assert (known.name, known.holds) == (sample.name, sample.holds)
-    read = list(known.read(DATA / sample.name, told.append))
-    assert [finding.code for finding in told] == list(sample.tells)
+    read = list(known.read(DATA / sample.name, findings.append))
+    assert [finding.code for finding in findings] == list(sample.tells)
     assert sorted(key(response) for response in read) == sorted(source)
     for response in read:
         written = source[key(response)]

@@ -37,20 +37,22 @@ def responses(temperature: float = 1.0, count: int = 40, length: int = 60) -> li
     ]
 
 
-def told(given: list[LoggedResponse], vocabulary_size: int | None = None) -> dict[str, str | None]:
+def codes_of(given: list[LoggedResponse], vocabulary_size: int | None = None) -> dict[str, str | None]:
     """Codes of warnings and worse, and their columns; by parts that are added up."""
-    whole = LogChecks(vocabulary_size)
+    complete_checks = LogChecks(vocabulary_size)
     for start in (0, len(given) // 2):
         part = LogChecks(vocabulary_size)
         for response in given[start : start + (len(given) // 2 if start == 0 else len(given))]:
             part.add(response)
-        whole += part
-    return {str(finding.code): finding.column for finding in whole.findings() if finding.level is not Level.NOTE}
+        complete_checks += part
+    return {
+        str(finding.code): finding.column for finding in complete_checks.findings() if finding.level is not Level.NOTE
+    }
 
 
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 1.0])
 def test_entropies_in_nats_are_told_nothing_of(temperature: float) -> None:
-    assert told(responses(temperature), VOCABULARY) == {}
+    assert codes_of(responses(temperature), VOCABULARY) == {}
 
 
 @pytest.mark.parametrize("base", [2, 10])
@@ -66,25 +68,25 @@ def test_entropies_in_nats_are_told_nothing_of(temperature: float) -> None:
 )
 def test_columns_in_another_base_are_warned_of(base: int, columns: list[str], column: str | None) -> None:
     given = [replace(each, **{name: getattr(each, name) / math.log(base) for name in columns}) for each in responses()]
-    assert told(given) == {"other_base": column}
+    assert codes_of(given) == {"other_base": column}
 
 
 def test_entropies_that_no_vocabulary_of_this_size_has_are_warned_of() -> None:
     in_bits = [replace(each, entropy_nats=each.entropy_nats / math.log(2)) for each in responses()]
-    assert told(in_bits, VOCABULARY) == {"beyond_vocabulary": "entropy_nats"}
+    assert codes_of(in_bits, VOCABULARY) == {"beyond_vocabulary": "entropy_nats"}
     summed = [replace(each, entropy_nats=np.cumsum(each.entropy_nats)) for each in responses()]
-    assert told(summed)["beyond_vocabulary"] == "entropy_nats"
+    assert codes_of(summed)["beyond_vocabulary"] == "entropy_nats"
 
 
 @pytest.mark.parametrize(("nats", "vocabulary_size"), [(5.0, VOCABULARY), (16.0, None)])
 def test_log_probs_that_no_drawn_tokens_have_are_warned_of(nats: float, vocabulary_size: int | None) -> None:
     low = [replace(each, log_mu=each.log_mu - nats, log_pi=each.log_pi - nats) for each in responses()]
-    assert told(low, vocabulary_size)["beyond_vocabulary"] in ("log_mu", "entropy_nats")
-    assert "beyond_vocabulary" not in told(responses(), vocabulary_size)
+    assert codes_of(low, vocabulary_size)["beyond_vocabulary"] in ("log_mu", "entropy_nats")
+    assert "beyond_vocabulary" not in codes_of(responses(), vocabulary_size)
 
 
 def test_a_log_whose_masks_leave_nothing_of_half_of_it_is_warned_of() -> None:
     given = responses()
     masked = [replace(each, sampled=np.zeros_like(each.sampled)) for each in given[:20]]
-    assert "no_sampled_tokens" in told([*masked, *given[20:]])
-    assert "no_sampled_tokens" not in told([*masked[:5], *given[5:]])
+    assert "no_sampled_tokens" in codes_of([*masked, *given[20:]])
+    assert "no_sampled_tokens" not in codes_of([*masked[:5], *given[5:]])

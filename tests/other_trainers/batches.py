@@ -10,15 +10,15 @@ from tests.guards.steps import batch
 
 def columns(step: int, **changed: Any) -> dict[str, torch.Tensor]:
     """Under verl's names, FP32 as trainers have them."""
-    whole = batch(step, **changed)
+    complete_batch = batch(step, **changed)
     given = {
-        "old_log_probs": whole.log_pi,
-        "rollout_log_probs": whole.log_mu,
-        "response_mask": whole.mask,
-        "entropy": whole.entropy,
+        "old_log_probs": complete_batch.log_pi,
+        "rollout_log_probs": complete_batch.log_mu,
+        "response_mask": complete_batch.mask,
+        "entropy": complete_batch.entropy,
     }
     tensors = {name: torch.tensor(np.asarray(values), dtype=torch.float32) for name, values in given.items()}
-    rewards = torch.tensor(np.asarray(whole.rewards, dtype=float), dtype=torch.float32)
+    rewards = torch.tensor(np.asarray(complete_batch.rewards, dtype=float), dtype=torch.float32)
     tensors["rm_scores"] = torch.zeros_like(tensors["entropy"]).index_fill(1, torch.tensor([0]), 0.0)
     tensors["rm_scores"][:, 0] = rewards
     return tensors

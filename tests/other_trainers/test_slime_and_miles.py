@@ -31,18 +31,18 @@ def _new_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rollout(step: int, **changed: Any) -> dict[str, Any]:
     """As slime has it: a list of 1-D tensors a column, rewards of the whole rollout."""
-    whole = batch(step, **changed)
-    mask = np.asarray(whole.mask)
+    complete_batch = batch(step, **changed)
+    mask = np.asarray(complete_batch.mask)
 
     def rows(values: Any) -> list[Any]:
         return [torch.tensor(row[kept], dtype=torch.float32) for row, kept in zip(values, mask, strict=True)]
 
     return {
-        "log_probs": rows(whole.log_pi),
-        "rollout_log_probs": rows(whole.log_mu),
+        "log_probs": rows(complete_batch.log_pi),
+        "rollout_log_probs": rows(complete_batch.log_mu),
         "loss_masks": [torch.ones(int(kept.sum())) for kept in mask],
-        "raw_reward": list(whole.rewards),
-        "truncated": [int(cut) for cut in whole.truncated],
+        "raw_reward": list(complete_batch.rewards),
+        "truncated": [int(cut) for cut in complete_batch.truncated],
     }
 
 
@@ -163,18 +163,18 @@ def test_miles_corrects_as_its_own_function_does_and_sees_both_sides() -> None:
 
 def test_miles_skips_a_rollout_after_a_fault_of_two_rollouts_and_ends_a_run_that_stays_ill() -> None:
     """The mismatch is too large from rollout 2 on; miles shows each one when the next begins."""
-    said = []
+    messages = []
     for step in range(10):
         try:
             miles.decide(MILES_ARGS)
         except TrainingStopped:
-            said.append("stopped")
+            messages.append("stopped")
             break
         loss, masks, _ = micro_batch(rollout(step, noise=0.6 if step >= 2 else 0.01))
         masked = not any(mask.any() for mask in masks)
         assert masked == (not loss.any())
-        said.append("skipped" if masked else "learnt")
-    assert said == ["learnt", "learnt", "learnt", "learnt", "skipped", "learnt", "skipped", "learnt", "stopped"]
+        messages.append("skipped" if masked else "learnt")
+    assert messages == ["learnt", "learnt", "learnt", "learnt", "skipped", "learnt", "skipped", "learnt", "stopped"]
 
 
 def micro_batch(data: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:

@@ -152,7 +152,7 @@ def test_the_real_trainers_are_wrapped_when_verl_imports_them(name: str) -> None
         "assert trainer._update_critic.__wrapped__.__module__ == module.__name__\n"
     )
     answer = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
+    assert answer.returncode == 0, answer
 
 
 @pytest.mark.skipif(not HAS_VERL, reason="verl is not installed")

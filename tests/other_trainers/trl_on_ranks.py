@@ -40,8 +40,8 @@ def main(fault: str, folder: Path) -> None:
     def recorded(*given: Any, **named: Any) -> Any:
         decision = observe(*given, **named)
         fired = [event.guard for event in decision.events]
-        told = {name: repr(value) for name, value in decision.metrics.items()}
-        decisions.append({"fired": fired, "skip": decision.skip, "stop": decision.stop, "metrics": told})
+        answer = {name: repr(value) for name, value in decision.metrics.items()}
+        decisions.append({"fired": fired, "skip": decision.skip, "stop": decision.stop, "metrics": answer})
         return decision
 
     guards.observe = recorded  # type: ignore[method-assign]
@@ -52,7 +52,7 @@ def main(fault: str, folder: Path) -> None:
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if fault == "resumed" else None)
     except MismatchProbeError as error:
         ended = str(error)
-    told = {
+    answer = {
         "ended": ended,
         "ranks": trainer.accelerator.num_processes,
         "decisions": decisions,
@@ -60,7 +60,7 @@ def main(fault: str, folder: Path) -> None:
         "rewards": [log["reward"] for log in trainer.state.log_history if "reward" in log],
         "state": guards.state_dict(),
     }
-    (folder / f"{fault}-{RANK}.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / f"{fault}-{RANK}.json").write_text(json.dumps(answer), encoding="utf-8")
 
 
 def spoiled(state: Any) -> bool:

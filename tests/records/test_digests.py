@@ -253,10 +253,10 @@ TABLE = pa.table(
 
 
 def test_how_a_table_is_cut_does_not_change_its_digests(tmp_path: Path) -> None:
-    whole = with_digests(seal(TABLE, {}))
+    complete_table = with_digests(seal(TABLE, {}))
     for cut in ([0, 2, 5], [0, 1, 2, 3, 4, 5], [0, 0, 5]):
         parts = pa.concat_tables([TABLE.slice(start, end - start) for start, end in pairwise(cut)])
-        assert with_digests(seal(parts, {})).schema.metadata == whole.schema.metadata
+        assert with_digests(seal(parts, {})).schema.metadata == complete_table.schema.metadata
     write_table(tmp_path / "t.parquet", seal(TABLE, {b"mine": b"1"}))
     assert read_table(tmp_path / "t.parquet", ["id", "numbers"]).num_rows == 5
 

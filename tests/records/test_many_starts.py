@@ -21,7 +21,7 @@ def start(number):
     for run in runs:
         together.wait()
         try:
-            with run.created():
+            with run.create():
                 write_text(run.manifest_path, str(number))
             answers.put((str(run.path), number, "started"))
         except RunDirectoryError as error:
@@ -45,11 +45,11 @@ for child in children:
 def test_of_many_starts_at_once_one_gets_the_directory(tmp_path: Path) -> None:
     words = [sys.executable, "-c", START, str(tmp_path), str(STARTS), str(ROUNDS)]
     ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
-    said: dict[str, dict[int, str]] = {}
+    answers_of_runs: dict[str, dict[int, str]] = {}
     for run, number, answer in json.loads(ended.stdout):
-        said.setdefault(run, {})[number] = answer
-    assert len(said) == ROUNDS
-    for run, answers in said.items():
+        answers_of_runs.setdefault(run, {})[number] = answer
+    assert len(answers_of_runs) == ROUNDS
+    for run, answers in answers_of_runs.items():
         assert len(answers) == STARTS
         [winner] = [number for number, answer in answers.items() if answer == "started"]
         lost = [answer for answer in answers.values() if answer != "started"]

@@ -149,11 +149,11 @@ def test_a_run_that_is_itself_reached_through_a_link_is_read(tmp_path: Path, fol
     (folder / "manifest.json").write_text("{}")
     (tmp_path / "mine").symlink_to(folder)
     mine = RunDirectory(tmp_path / "mine")
-    with mine.locked():
+    with mine.lock():
         write_text(mine.report_path, "page")
     assert (folder / "report.html").read_text() == "page"
     (folder / "legs").symlink_to(tmp_path)
-    with pytest.raises(BrokenRecord, match="symbolic link"), mine.locked():
+    with pytest.raises(BrokenRecord, match="symbolic link"), mine.lock():
         pass
 
 

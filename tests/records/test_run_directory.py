@@ -11,7 +11,7 @@ from tests.simulated_run import Simulation, simulated_run
 
 
 def make(run: RunDirectory) -> None:
-    with run.created():
+    with run.create():
         pass
 
 
@@ -42,7 +42,7 @@ def test_what_a_kill_at_the_first_write_left_does_not_bar_the_directory(tmp_path
 
 
 def test_locking_what_is_no_run_makes_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="not a run directory"), RunDirectory(tmp_path / "none").locked():
+    with pytest.raises(RunDirectoryError, match="not a run directory"), RunDirectory(tmp_path / "none").lock():
         pass
     assert not (tmp_path / "none").exists()
 
@@ -56,9 +56,9 @@ def test_a_path_below_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_two_writers_cannot_hold_one_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.manifest_path.write_text("{}")
-    with run.locked(), pytest.raises(RunDirectoryError, match="another process"), RunDirectory(tmp_path).locked():
+    with run.lock(), pytest.raises(RunDirectoryError, match="another process"), RunDirectory(tmp_path).lock():
         pass
-    with run.locked():
+    with run.lock():
         pass
 
 
@@ -95,7 +95,7 @@ def test_a_run_without_results_goes_however_its_folder_is_reached(
     monkeypatch.chdir(folder)
     path = {"by its name": folder, "through a link": link, "as the working directory": Path()}[reached]
     run = RunDirectory(path)
-    with run.created():
+    with run.create():
         run.log_path("compare").parent.mkdir()
         run.log_path("compare").touch()
     run.discard_without_results()
@@ -110,7 +110,7 @@ def test_a_name_is_held_by_one_process_while_the_run_stays_free_for_others(tmp_p
         taken = pytest.raises(RunDirectoryError, match=r"localize-bf16-bf16\.json is being made by another process")
         with taken, other.reserve("localize-bf16-bf16.json"):
             pass
-        with other.reserve("localize-fp16-fp16.json"), other.locked():
+        with other.reserve("localize-fp16-fp16.json"), other.lock():
             pass
     with other.reserve("localize-bf16-bf16.json"):
         pass
@@ -122,7 +122,7 @@ def test_who_is_writing_a_run_is_waited_for_where_that_is_asked(tmp_path: Path) 
     writes, written = Event(), []
 
     def write() -> None:
-        with RunDirectory(run.path).locked():
+        with RunDirectory(run.path).lock():
             writes.set()
             sleep(0.3)
             written.append("by the other")
@@ -130,8 +130,8 @@ def test_who_is_writing_a_run_is_waited_for_where_that_is_asked(tmp_path: Path) 
     other = Thread(target=write)
     other.start()
     writes.wait()
-    with pytest.raises(RunDirectoryError, match="is being written by another process"), run.locked():
+    with pytest.raises(RunDirectoryError, match="is being written by another process"), run.lock():
         pass
-    with run.locked(wait_seconds=60):
+    with run.lock(wait_seconds=60):
         assert written == ["by the other"]
     other.join()

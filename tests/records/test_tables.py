@@ -104,11 +104,11 @@ def test_a_file_of_a_run_comes_with_the_whole_command_that_makes_it_again(tmp_pa
     path = run / place
     path.parent.mkdir(parents=True)
     (run / "manifest.json").write_text("{}")
-    whole = re.escape(f"continue the run with `mismatch-probe compare --resume --out '{run}'`")
-    with pytest.raises(BrokenRecord, match=f"{whole}$"):
+    sentence = re.escape(f"continue the run with `mismatch-probe compare --resume --out '{run}'`")
+    with pytest.raises(BrokenRecord, match=f"{sentence}$"):
         read_table(path)
     path.write_bytes(b"PAR1")
-    with pytest.raises(BrokenRecord, match=f"remove it and {whole}$"):
+    with pytest.raises(BrokenRecord, match=f"remove it and {sentence}$"):
         read_table(path)
 
 

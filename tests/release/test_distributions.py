@@ -208,7 +208,7 @@ def test_commands_run_in_an_environment_with_nothing_but_what_the_wheel_declares
 def test_what_needs_an_extra_says_which(environment: CleanEnvironment, tmp_path: Path) -> None:
     for command in ("compare", "headroom"):
         ended = run(environment.program, command, "--model", "demo", "--out", command, folder=tmp_path)
-        assert ended.returncode == ExitCode.ENVIRONMENT, ended.stderr
+        assert ended.returncode == ExitCode.ENVIRONMENT, ended
         assert "pip install 'mismatch-probe[" in ended.stderr
         assert "Traceback" not in ended.stderr
     absent = run(environment.python, "-c", "import torch", folder=tmp_path)
@@ -221,7 +221,7 @@ def test_the_api_is_loaded_from_the_installed_wheel(environment: CleanEnvironmen
         "print(mp.compare_logprobs([[-1.0, -2.0]] * 9, [[-1.01, -2.02]] * 9).metrics['kl_k3'].num_tokens)"
     )
     ended = run(environment.python, "-c", code, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended
     place, guards, tokens = ended.stdout.splitlines()
     assert Path(place).parent.parent == environment.packages
     assert int(guards) > 0
@@ -229,21 +229,21 @@ def test_the_api_is_loaded_from_the_installed_wheel(environment: CleanEnvironmen
 
 
 def test_a_type_checker_knows_the_api_from_the_installed_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
-    lines = len(USER.splitlines())
+    num_lines = len(USER.splitlines())
     (tmp_path / "user.py").write_text(USER + "\n".join(MISTAKES) + "\n")
     path = environment.packages / "mismatch_probe"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mismatch_probe").symlink_to(path)
     words = ("-m", "mypy", "--no-incremental", "--hide-error-context", "--no-error-summary", "user.py")
     ended = run(sys.executable, *words, folder=tmp_path, MYPYPATH=str(tmp_path / "site"))
-    told = [line for line in ended.stdout.splitlines() if line.startswith("user.py:")]
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("user.py:")]
     revealed = re.findall(r'Revealed type is "(.+)"', ended.stdout)
     assert len(revealed) == 6, ended.stdout
     assert revealed[0] == "mismatch_probe.api.comparison.Comparison"
     assert "Any" not in " ".join(revealed)
-    errors = {int(line.split(":")[1]): line for line in told if " error: " in line}
-    assert sorted(errors) == list(range(lines + 1, lines + 1 + len(MISTAKES))), ended.stdout
-    for number, mistake in enumerate(MISTAKES.values(), start=lines + 1):
+    errors = {int(line.split(":")[1]): line for line in lines if " error: " in line}
+    assert sorted(errors) == list(range(num_lines + 1, num_lines + 1 + len(MISTAKES))), ended.stdout
+    for number, mistake in enumerate(MISTAKES.values(), start=num_lines + 1):
         assert mistake in errors[number]
 
 
@@ -278,9 +278,9 @@ def told_sizes() -> dict[str, int]:
 
 def test_the_documents_say_how_large_each_extra_is() -> None:
     measured = {extra or "none": size / MEGABYTE for extra, _, size in sizes()}
-    told = told_sizes()
-    assert told.keys() == measured.keys()
-    assert {extra: told[extra] for extra in told if abs(told[extra] - measured[extra]) > 0.1 * measured[extra]} == {}
+    lines = told_sizes()
+    assert lines.keys() == measured.keys()
+    assert {extra: lines[extra] for extra in lines if abs(lines[extra] - measured[extra]) > 0.1 * measured[extra]} == {}
 
 
 def test_an_extra_adds_to_what_is_there_without_it() -> None:

@@ -67,7 +67,7 @@ def test_the_next_step_of_an_undecided_evaluation_is_an_fp32_pair(tmp_path: Path
 @pytest.mark.slow
 def test_the_page_of_a_run_gives_commands_as_they_are_to_be_typed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one two")
-    with run.created():
+    with run.create():
         run.write_manifest(samples.manifest(((Dtype.BF16, Dtype.BF16),)))
         run.write_summary(advised())
     page = write_report(run).read_text()

@@ -70,8 +70,8 @@ def test_a_headline_that_is_last_has_its_command_below_it() -> None:
 def test_a_page_says_what_the_screen_says_and_is_a_section_of_another() -> None:
     page = render_page(ANSWER, PlotlyJs.EMBED, tool_version="0", sources=["people.json"], document={})
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[page.index("<header") :]))
-    for said in ("Two &lt;b&gt;people&lt;/b&gt; were found.", "People", "Ages in years.", "ask --all", "More of them"):
-        assert said in text
+    for words in ("Two &lt;b&gt;people&lt;/b&gt; were found.", "People", "Ages in years.", "ask --all", "More of them"):
+        assert words in text
     section = ANSWER.as_section("people", "People of this run")
     assert [type(block).__name__ for block in section.blocks] == ["Finding", "Table", "Table"]
     assert section.lede == "Ages in years."

@@ -86,9 +86,9 @@ def test_a_log_whose_sides_are_as_declared_is_no_longer_undecided() -> None:
 
 
 def test_a_departure_that_explain_names_is_the_bug() -> None:
-    said = headline(judged(OPEN), explanation(HOT))
-    assert said.startswith("Bug: the engine's side (mu) departs from its declared settings: temperature 1.3.")
-    assert said.endswith("That is what explain found with the checkpoint.")
+    sentence = headline(judged(OPEN), explanation(HOT))
+    assert sentence.startswith("Bug: the engine's side (mu) departs from its declared settings: temperature 1.3.")
+    assert sentence.endswith("That is what explain found with the checkpoint.")
     tiles = compare_answer(with_findings(judged(OPEN), [explanation(HOT)])).tiles
     assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
 
@@ -97,10 +97,10 @@ def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_the_c
     summary = judged(OPEN)
     assert "the checkpoint would tell" in compare_answer(summary).headline
     nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
-    said = headline(summary, explanation(nameless))
-    assert said.startswith("Undecided: ")
-    assert "the checkpoint would tell" not in said
-    assert "no cause that was computed from the checkpoint explains it (explain)" in said
+    sentence = headline(summary, explanation(nameless))
+    assert sentence.startswith("Undecided: ")
+    assert "the checkpoint would tell" not in sentence
+    assert "no cause that was computed from the checkpoint explains it (explain)" in sentence
 
 
 def test_a_few_missing_log_probs_do_not_break_the_verdict_on_the_others() -> None:
@@ -144,9 +144,9 @@ def test_broken_data_stays_broken() -> None:
 
 def test_a_suspect_makes_a_bug_of_what_was_open() -> None:
     summary, filed = judged(OPEN, is_logged=False), [localization(suspect_layer=5)]
-    said = headline(summary, *filed)
-    assert said.startswith("Bug: layer 5, mlp.down_proj of the engine errs otherwise than rounding does.")
-    assert said.endswith("(localize).") or said.endswith("That is what localize found inside both sides.")
+    sentence = headline(summary, *filed)
+    assert sentence.startswith("Bug: layer 5, mlp.down_proj of the engine errs otherwise than rounding does.")
+    assert sentence.endswith("(localize).") or sentence.endswith("That is what localize found inside both sides.")
     known = with_findings(summary, filed)
     assert compare_answer(known, filed).tiles[1].value == "mlp.down_proj"
 
@@ -215,9 +215,9 @@ def test_the_sentence_on_fp16_is_yes_no_or_undecided_in_every_case() -> None:
         ),
         (no_fp32.model_copy(update={"fp16_refused": refused}), fits, "no, the engine refuses this checkpoint in FP16."),
     ):
-        said = with_findings(changed, filed).headline
-        assert said.endswith(f" Train in FP16: {end}")
-        assert said.count("Train in FP16") == 1
+        sentence = with_findings(changed, filed).headline
+        assert sentence.endswith(f" Train in FP16: {end}")
+        assert sentence.count("Train in FP16") == 1
     assert "Train in FP16" not in with_findings(summary, []).headline
 
 

@@ -294,8 +294,8 @@ def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, pag
 def test_a_page_that_names_plotlys_server_asks_for_nothing_else(tab: Tab, tmp_path: Path) -> None:
     page = render_html(samples.summary(PAIRS), samples.manifest(PAIRS), plotly_js=PlotlyJs.CDN)
     shown(tab, page, tmp_path)
-    asked = tab.run("performance.getEntriesByType('resource').map((entry) => new URL(entry.name).host)")
-    assert set(asked) <= {"cdn.plot.ly"}
+    hosts = tab.run("performance.getEntriesByType('resource').map((entry) => new URL(entry.name).host)")
+    assert set(hosts) <= {"cdn.plot.ly"}
 
 
 @pytest.mark.parametrize(("cell", "is_seen"), [("", False), ("1", True)])

@@ -70,23 +70,23 @@ def top(page: str) -> str:
 
 
 def test_an_interval_that_holds_0_is_no_gap_and_says_what_would_have_been_seen() -> None:
-    told = top(page_of(evaluation(pair(Dtype.BF16))))
-    assert told.startswith(" ✓ no gap seen Accuracy under both policies of demo Trained in BF16, deployed in BF16:")
-    assert "one beyond 0.00600 would have been" in told
-    assert "loses" not in told.split("Accuracy of the engine")[0]
+    text = top(page_of(evaluation(pair(Dtype.BF16))))
+    assert text.startswith(" ✓ no gap seen Accuracy under both policies of demo Trained in BF16, deployed in BF16:")
+    assert "one beyond 0.00600 would have been" in text
+    assert "loses" not in text.split("Accuracy of the engine")[0]
 
 
 def test_no_gap_in_any_pair_is_one_sentence() -> None:
-    told = top(page_of(evaluation(pair(Dtype.BF16), pair(Dtype.FP16, estimate(0, -0.02, 0.01)))))
-    assert "No gap in accuracy seen in any of 2 pairs. One beyond 0.0200 would have been in each." in told
+    text = top(page_of(evaluation(pair(Dtype.BF16), pair(Dtype.FP16, estimate(0, -0.02, 0.01)))))
+    assert "No gap in accuracy seen in any of 2 pairs. One beyond 0.0200 would have been in each." in text
 
 
 @pytest.mark.parametrize(("gap", "verb", "kind"), [(LOST, "loses", "bug"), (GAINED, "gains", "precision")])
 def test_a_gap_that_is_seen_has_its_size_and_its_interval(gap: Estimate, verb: str, kind: str) -> None:
     page = page_of(evaluation(pair(Dtype.FP16), pair(Dtype.BF16, gap)))
-    told = top(page)
-    assert f"Trained in BF16, deployed in BF16: deployment {verb} 0.030 [0.020, 0.040] of accuracy." in told
-    assert f"BF16: accuracy that deployment {verb} 0.030 [0.020, 0.040]; 0 is no gap" in told
+    text = top(page)
+    assert f"Trained in BF16, deployed in BF16: deployment {verb} 0.030 [0.020, 0.040] of accuracy." in text
+    assert f"BF16: accuracy that deployment {verb} 0.030 [0.020, 0.040]; 0 is no gap" in text
     assert f'<span class="badge {kind}"><span aria-hidden="true">' in page[page.index("<header") :]
 
 
@@ -98,8 +98,8 @@ def test_a_gap_that_is_seen_has_its_size_and_its_interval(gap: Estimate, verb: s
     ],
 )
 def test_what_cannot_be_told_is_not_told(changes: dict[str, Any]) -> None:
-    told = top(page_of(evaluation(pair(Dtype.BF16, **changes))))
-    assert told.startswith(" ? cannot be told")
+    text = top(page_of(evaluation(pair(Dtype.BF16, **changes))))
+    assert text.startswith(" ? cannot be told")
 
 
 def test_both_policies_stand_in_the_figure_with_their_intervals_and_counts() -> None:
@@ -122,9 +122,9 @@ def test_the_comparison_stands_below_and_the_page_is_written_once_it_is_finished
         page = write_report(run).read_text(encoding="utf-8")
         assert ('id="accuracy"' in page) == ("<code>evaluation.json</code>" in page) == is_there
         assert 'id="verdicts"' in page
-        said = probe("report", tmp_path).stdout
-        assert said.startswith("Trained in BF16, deployed in BF16: no gap seen") == is_there
-        assert said.index("KL (k3)") > (said.index("The mismatch behind it") if is_there else -1)
+        output = probe("report", tmp_path).stdout
+        assert output.startswith("Trained in BF16, deployed in BF16: no gap seen") == is_there
+        assert output.index("KL (k3)") > (output.index("The mismatch behind it") if is_there else -1)
 
 
 @pytest.mark.slow

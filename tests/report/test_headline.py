@@ -130,9 +130,9 @@ def test_what_is_known_to_differ_is_told_of_a_sound_pair_too() -> None:
         (AGREE, "clean", "No bug. "),
         (OPEN, "undecided", "Undecided: "),
     ):
-        told = headline([judged(cause_of.model_copy(update={"evidence": [shown]}), kind)], [], [template])
-        assert told.startswith(opening)
-        assert told.endswith("; but the chat templates of a and b differ.")
+        text = headline([judged(cause_of.model_copy(update={"evidence": [shown]}), kind)], [], [template])
+        assert text.startswith(opening)
+        assert text.endswith("; but the chat templates of a and b differ.")
         assert "but" not in headline([judged(cause_of, kind)], [], [template])
 
 
@@ -164,8 +164,8 @@ def test_the_bug_of_the_largest_kl_leads_page_and_terminal(tmp_path: Path) -> No
     assert top.tiles[0].label == "FP16: KL per token"
     assert top.tiles[1].value == "Label offset"
     assert top.advice == ["Shift the labels."]
-    told = printed(summary, tmp_path)
-    assert told.index("Bug in FP16 and 1 more") < told.index("Shift the labels.") < told.index("Use one temperature.")
+    text = printed(summary, tmp_path)
+    assert text.index("Bug in FP16 and 1 more") < text.index("Shift the labels.") < text.index("Use one temperature.")
 
 
 def test_broken_data_is_told_in_its_order() -> None:

@@ -42,8 +42,8 @@ def test_what_doctor_found_of_the_hardware_is_in_words() -> None:
     torch = Import(package="torch", ok=True)
     hardware = {"cpu_cores": 2, "memory_bytes": 25276502016, "gpus": []}
     found = Examination(versions={}, hardware=hardware, imports=[torch, torch], conflicts=[], remarks=[])
-    said = screen(lambda console: print_answer(doctor_answer(found), console)).split()
-    assert " ".join(said).startswith("package version hardware cpu cores 2 memory 23.5 GiB gpus none")
+    words_on_screen = screen(lambda console: print_answer(doctor_answer(found), console)).split()
+    assert " ".join(words_on_screen).startswith("package version hardware cpu cores 2 memory 23.5 GiB gpus none")
 
 
 def test_a_table_in_a_pipe_is_as_wide_as_what_stands_on_each_line() -> None:

@@ -65,8 +65,10 @@ def test_hostile_text_cannot_drive_the_terminal() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     [pair] = summary.pairs
     verdict = pair.verdict.model_copy(update={"kind": "bug", "sentence": hostile, "advice": [hostile]})
-    told = summary.model_copy(update={"pairs": [pair.model_copy(update={"verdict": verdict})], "verdict": verdict})
-    text = printed(told, terminal=True)
+    changed_summary = summary.model_copy(
+        update={"pairs": [pair.model_copy(update={"verdict": verdict})], "verdict": verdict}
+    )
+    text = printed(changed_summary, terminal=True)
     assert "\x1b[2J" not in text
     assert text.count("<U+001B>[2J<U+202E>[bold red]") == 2
 
@@ -122,12 +124,12 @@ def test_a_command_to_copy_names_the_folder_of_the_run() -> None:
         "See: mismatch-probe headroom --run RUN",
         "Decide: mismatch-probe compare --out RUN --resume --dtype fp32",
     ]
-    told = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": advice})})
-    said = " ".join(printed(summary.model_copy(update={"pairs": [told]}), width=400).split())
-    assert "mismatch-probe localize --run 'runs/one two' --dtype bf16" in said
-    assert "mismatch-probe headroom --run 'runs/one two'" in said
-    assert "mismatch-probe compare --out 'runs/one two' --resume --dtype fp32" in said
-    assert " RUN" not in said
+    changed = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": advice})})
+    output = " ".join(printed(summary.model_copy(update={"pairs": [changed]}), width=400).split())
+    assert "mismatch-probe localize --run 'runs/one two' --dtype bf16" in output
+    assert "mismatch-probe headroom --run 'runs/one two'" in output
+    assert "mismatch-probe compare --out 'runs/one two' --resume --dtype fp32" in output
+    assert " RUN" not in output
 
 
 def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_path: Path) -> None:
@@ -164,8 +166,8 @@ def test_a_setting_that_is_known_to_differ_is_the_first_line() -> None:
     )
     bug = Verdict(kind="bug", code="positions", sentence=known, evidence=[], advice=[])
     pair = summary.pairs[0].model_copy(update={"verdict": bug})
-    told = summary.model_copy(update={"pairs": [pair], "verdict": bug, "headline": headline([pair], [])})
-    assert printed(told, width=200).split("\n")[0] == f"Bug: {known}"
+    changed = summary.model_copy(update={"pairs": [pair], "verdict": bug, "headline": headline([pair], [])})
+    assert printed(changed, width=200).split("\n")[0] == f"Bug: {known}"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -173,8 +175,8 @@ def test_a_command_to_copy_is_never_broken(width: int) -> None:
     command = f"mismatch-probe localize --run {'a' * 120} --dtype bf16"
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     pair = summary.pairs[0]
-    told = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [f"See: `{command}`"]})})
-    text = printed(summary.model_copy(update={"pairs": [told]}), width=width, terminal=True)
+    changed = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [f"See: `{command}`"]})})
+    text = printed(summary.model_copy(update={"pairs": [changed]}), width=width, terminal=True)
     assert f"    {command}\n" in text
 
 

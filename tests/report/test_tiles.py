@@ -192,7 +192,7 @@ def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
 
 
 def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
-    told = SettingsContrast(
+    contrast = SettingsContrast(
         beside=("bf16", "bf16"),
         side="mu",
         settings=["kv_cache_dtype = fp8"],
@@ -201,7 +201,7 @@ def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
         is_rounding=True,
     )
     verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …")
-    pair = summary.pairs[1].model_copy(update={"infer": "fp8kv", "verdict": verdict, "settings_told_apart": told})
+    pair = summary.pairs[1].model_copy(update={"infer": "fp8kv", "verdict": verdict, "settings_told_apart": contrast})
     size, setting, *_ = compare_tiles(summary.model_copy(update={"pairs": [pair]}))
     assert size.label == "train BF16 / infer fp8kv: KL per token"
     assert (setting.label, setting.value) == ("The FP8 KV cache", "21 times")
@@ -212,11 +212,11 @@ def test_two_estimates_of_one_kl_that_do_not_meet_are_remarked(drawn: Summary) -
     pair = drawn.pairs[0]
     kl = pair.metrics["kl_k3"]
     apart = replace(kl, value=9 * kl.value, low=8 * kl.value, high=10 * kl.value)
-    for k1, said in ((apart, 1), (kl, 0)):
+    for k1, num_tiles in ((apart, 1), (kl, 0)):
         metrics = pair.metrics | {"kl_k1": k1}
         summary = drawn.model_copy(update={"pairs": [pair.model_copy(update={"metrics": metrics})], "contrasts": []})
         remarks = [remark for remark in compare_answer(summary).remarks if "their intervals do not meet" in remark]
-        assert len(remarks) == said
+        assert len(remarks) == num_tiles
 
 
 def test_what_makes_two_estimates_of_one_kl_differ_is_said(drawn: Summary) -> None:
@@ -226,7 +226,7 @@ def test_what_makes_two_estimates_of_one_kl_differ_is_said(drawn: Summary) -> No
     high = replace(k3, value=0.031, low=0.03, high=0.032)
     low = replace(ratio, value=0.97, low=0.96, high=0.98)
     metrics = pair.metrics | {"kl_k1": high, "kl_k3": replace(k3, value=0.001, low=9e-4, high=0.0011)}
-    for of_token, said in (
+    for of_token, num_tiles in (
         (low, "a cut vocabulary"),
         (replace(low, value=1.03, low=1.02, high=1.04), "not draws from mu"),
         (replace(low, value=0.9999, low=0.99981, high=0.99999), "it may be chance"),
@@ -235,7 +235,7 @@ def test_what_makes_two_estimates_of_one_kl_differ_is_said(drawn: Summary) -> No
         remarks = compare_answer(drawn.model_copy(update={"pairs": pairs, "contrasts": []})).remarks
         [remark] = [remark for remark in remarks if "their intervals do not meet" in remark]
         assert f"that ratio is {of_token.value:g}" in remark
-        assert said in remark
+        assert num_tiles in remark
 
 
 @pytest.mark.parametrize(("token", "is_remarked"), [((0.99, 1.01), True), ((0.85, 0.95), False)])
@@ -271,7 +271,7 @@ def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
 
 
 def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(summary: Summary) -> None:
-    told = SettingsContrast(
+    contrast = SettingsContrast(
         beside=(summary.pairs[0].train, summary.pairs[0].infer),
         side="mu",
         settings=["checkpoint = other"],
@@ -285,7 +285,7 @@ def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(su
     prompts = "4 of 4 prompts do not begin with <bos>, which these numbers do not show"
     evidence = [f"{finding.what}, which these numbers do not show", prompts, "KL"]
     verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …", evidence=evidence)
-    pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_told_apart": told})
+    pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_told_apart": contrast})
     changed = {"pairs": [summary.pairs[0], pair], "preflight": [finding]}
     [sentence] = settings_sentences(summary.model_copy(update=changed))
     assert sentence.endswith(f"times the same pair without it; {evidence[0]}")

@@ -15,10 +15,12 @@ from tests.report import samples
 PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
 
 
-def judged(*told: Verdict) -> Summary:
+def judged(*of_pairs: Verdict) -> Summary:
     summary = samples.undrawn(samples.summary(PAIRS))
-    pairs = [pair.model_copy(update={"verdict": verdict}) for pair, verdict in zip(summary.pairs, told, strict=True)]
-    return summary.model_copy(update={"pairs": pairs, "verdict": told[0]})
+    pairs = [
+        pair.model_copy(update={"verdict": verdict}) for pair, verdict in zip(summary.pairs, of_pairs, strict=True)
+    ]
+    return summary.model_copy(update={"pairs": pairs, "verdict": of_pairs[0]})
 
 
 def verdict(kind: str, code: str, sentence: str, *advice: str, evidence: str = "seen") -> Verdict:
@@ -86,14 +88,16 @@ def test_many_pairs_are_counted_in_the_heading_and_named_in_the_sentence() -> No
 
 
 def test_advice_that_stands_above_is_not_repeated_but_for_another_command() -> None:
-    told = [verdict("undecided", "unexplained", f"Open {n}.", f"FP32 decides: `mismatch-probe {n}`") for n in range(3)]
-    summary = judged(*told)
+    three_verdicts = [
+        verdict("undecided", "unexplained", f"Open {n}.", f"FP32 decides: `mismatch-probe {n}`") for n in range(3)
+    ]
+    summary = judged(*three_verdicts)
     bug = summary.verdict.model_copy(update={"advice": ["Mend it."]})
     once = [block.lists for block in findings(summary.model_copy(update={"verdict": bug}))]
     assert str(once).count("FP32 decides") == 1
     advice = [
         [str(item) for heading, items in finding.lists if heading == "Advice" for item in items]
-        for finding in findings(judged(*told))
+        for finding in findings(judged(*three_verdicts))
     ]
     assert advice == [[], ["For this pair: `mismatch-probe 1`"], ["For this pair: `mismatch-probe 2`"]]
 

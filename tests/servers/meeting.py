@@ -35,15 +35,15 @@ class SaysYes(Proxy):
 
 def main(status: int, limit_seconds: float, *, has_worker: bool) -> None:
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    told = "they met"
+    outcome = "they met"
     with SaysYes(status, has_worker=has_worker) as server:
         connection = Connection(ServerArguments(url=server.url))
         begun = time.monotonic()
         try:
             WeightTransfer(connection, "gloo", limit_seconds)
         except EngineError as error:
-            told = str(error)
-        print(json.dumps({"told": told, "seconds": time.monotonic() - begun}))
+            outcome = str(error)
+        print(json.dumps({"told": outcome, "seconds": time.monotonic() - begun}))
         connection.close()
 
 

@@ -72,11 +72,11 @@ class Proxy:
 
     def reply_to(self, method: str, path: str, headers: dict[str, str], body: Json) -> Reply:
         self.seen.append((path, headers, body))
-        asked = None if body is None else self.before(path, body)
+        question = None if body is None else self.before(path, body)
         target = urlsplit(self.target)
         connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=120)
         try:
-            content = None if asked is None else json.dumps(asked)
+            content = None if question is None else json.dumps(question)
             connection.request(method, path, content, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             reply = Reply(answer.status, answer.read())

@@ -51,8 +51,8 @@ def warm(vllm: RealServer) -> Iterator[Engine]:
 
 
 def findings(engine: Engine) -> dict[str, Any]:
-    asked: dict[str, Any] = engine.effective_settings()["asked"]
-    return asked
+    settings_asked_for: dict[str, Any] = engine.effective_settings()["asked"]
+    return settings_asked_for
 
 
 def message_of(engine: Engine) -> dict[str, str]:
@@ -71,12 +71,15 @@ def test_what_an_honest_server_says_of_itself(vllm: RealServer) -> None:
         assert applied["dtype_known_from"] == "the server"
         assert (applied["weight_version"], applied["weights_are_labelled"]) == ("default", False)
         assert applied["logprobs_mode"] is None, "at temperature 1 both are the same"
-        asked = findings(engine)
-        assert (asked["echoes_prompt_ids"], asked["log_probs"]) == (True, "before temperature")
-        assert (asked["same_tokens"], asked["refuses_unknown_ids"]) == (True, True)
+        settings_asked_for = findings(engine)
+        assert (settings_asked_for["echoes_prompt_ids"], settings_asked_for["log_probs"]) == (
+            True,
+            "before temperature",
+        )
+        assert (settings_asked_for["same_tokens"], settings_asked_for["refuses_unknown_ids"]) == (True, True)
         for changed in ("again", "in_a_crowd", "behind_the_cache"):
-            assert 0 <= asked[changed] < 0.05
-        assert asked["sampled_as_said"] > 1e-6
+            assert 0 <= settings_asked_for[changed] < 0.05
+        assert settings_asked_for["sampled_as_said"] > 1e-6
         levels = message_of(engine)
         assert levels.pop("prefix_caching") == "note"
         levels.pop("asked.again, asked.in_a_crowd, asked.behind_the_cache", None)
@@ -169,9 +172,9 @@ def test_a_server_that_takes_no_salt_and_echoes_nothing_is_measured_all_the_same
         return Reply.of(reply.json | {"prompt_token_ids": None}) if reply.status == 200 else reply
 
     with Proxy(vllm.url, after=old) as proxy, started(proxy.url) as engine:
-        asked = findings(engine)
-        assert (asked["echoes_prompt_ids"], asked["behind_the_cache"]) == (False, None)
-        assert asked["again"] is not None
+        settings_asked_for = findings(engine)
+        assert (settings_asked_for["echoes_prompt_ids"], settings_asked_for["behind_the_cache"]) == (False, None)
+        assert settings_asked_for["again"] is not None
         assert message_of(engine)["asked.echoes_prompt_ids"] == "warning"
 
 

@@ -248,12 +248,12 @@ def test_what_is_missing_is_never_a_number(value: float | None, proxy: Proxy, en
 def test_every_sampling_parameter_is_sent(proxy: Proxy, engine: Engine) -> None:
     proxy.seen = []
     engine.sample(requests(1), PLAIN)
-    [asked, _] = proxy.questions()
-    sent = asked["sampling_params"]
+    [question, _] = proxy.questions()
+    sent = question["sampling_params"]
     assert sent == {
         "n": 1, "max_tokens": 12, "min_tokens": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "seed": 0, "ignore_eos": False,
         "stop": [], "stop_token_ids": [], "bad_words": [], "logprobs": 2, "prompt_logprobs": None, "detokenize": False,
         "skip_special_tokens": False,
     }  # fmt: skip
-    assert asked["token_ids"] == requests(1)[0].prompt.token_ids
+    assert question["token_ids"] == requests(1)[0].prompt.token_ids

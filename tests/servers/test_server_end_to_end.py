@@ -74,9 +74,9 @@ def test_the_server_and_the_engine_here_measure_the_same(run: tuple[RunDirectory
 
 
 def test_prompt_log_probs_were_never_asked_for(run: tuple[RunDirectory, Proxy]) -> None:
-    asked = [body for path, _, body in run[1].seen if path == GENERATE and "sampling_params" in body]
-    assert len(asked) > 24
-    assert {body["sampling_params"]["prompt_logprobs"] for body in asked} == {None}
+    questions = [body for path, _, body in run[1].seen if path == GENERATE and "sampling_params" in body]
+    assert len(questions) > 24
+    assert {body["sampling_params"]["prompt_logprobs"] for body in questions} == {None}
     stages = run[0].read_manifest().stages
     assert not {"replay-prod", "distributions-prod", "compare-full-bf16-prod"} & stages.keys()
     assert {"replay-bf16", "distributions-bf16", "compare-full-bf16-bf16"} <= stages.keys()
@@ -336,11 +336,11 @@ def test_a_temperature_that_no_log_prob_shows_is_a_bug(vllm: RealServer, tmp_pat
 
     with Proxy(vllm.url, before=colder) as proxy:
         words = ("--config", FEW, "--train", "bf16", "--infer", of_server(proxy.url), "--out", tmp_path / "run")
-        said = probe("compare", *SMALL, *words, code=ExitCode.PASS)
+        answer = probe("compare", *SMALL, *words, code=ExitCode.PASS)
     verdict = pair(RunDirectory(tmp_path / "run"), "bf16/prod").verdict
     assert (verdict.kind, verdict.code) == ("bug", "temperature")
     assert "the server does not draw its tokens from the log-probs that it gives" in verdict.sentence
-    assert "does not draw its tokens" in said.stdout
+    assert "does not draw its tokens" in answer.stdout
 
 
 def test_doctor_shows_what_a_server_applies(vllm: RealServer) -> None:

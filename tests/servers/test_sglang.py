@@ -42,12 +42,12 @@ class SglangDialect(Proxy):
         answers = [self.as_sglang_answers(body, reply.json, choice) for choice in reply.json["choices"]]
         return Reply.of(answers if len(answers) > 1 else answers[0])
 
-    def as_sglang_answers(self, asked: Json, content: Json, choice: Json) -> Json:
+    def as_sglang_answers(self, question: Json, content: Json, choice: Json) -> Json:
         entries = choice["logprobs"]["content"]
         meta = {
             "id": content["request_id"],
             "finish_reason": {"type": choice["finish_reason"]},
-            "prompt_tokens": len(asked["input_ids"]),
+            "prompt_tokens": len(question["input_ids"]),
             "weight_version": self.version,
             "cached_tokens": 0,
             "output_token_logprobs": [[entry["logprob"], entry["token_id"], None] for entry in entries],
@@ -56,7 +56,7 @@ class SglangDialect(Proxy):
             ],
         }
         if content["prompt_logprobs"] is not None:
-            scored = list(zip(asked["input_ids"], content["prompt_logprobs"], strict=True))
+            scored = list(zip(question["input_ids"], content["prompt_logprobs"], strict=True))
             meta["input_token_logprobs"] = [
                 [None if entry is None else entry[str(token_id)]["logprob"], token_id, None]
                 for token_id, entry in scored
@@ -69,7 +69,7 @@ class SglangDialect(Proxy):
             "text": "",
             "output_ids": choice["token_ids"],
             "meta_info": meta,
-            "prompt_token_ids": asked["input_ids"],
+            "prompt_token_ids": question["input_ids"],
         }
 
 
@@ -130,11 +130,11 @@ def test_every_sampling_parameter_is_sent_in_sglangs_names() -> None:
 
 
 def answer(**meta: Any) -> Json:
-    whole = {
+    complete_answer = {
         "finish_reason": {"type": "stop", "matched": 9},
         "output_token_logprobs": [[-0.5, 7, None], [-9999.0, 9, None]],
     }
-    return {"text": "x", "output_ids": [7, 9], "meta_info": {**whole, **meta}}
+    return {"text": "x", "output_ids": [7, 9], "meta_info": {**complete_answer, **meta}}
 
 
 def test_an_answer_without_what_is_newer_is_read() -> None:

@@ -79,7 +79,7 @@ def test_weights_that_do_not_stay_are_seen_and_end_the_run(vllm: RealServer, tmp
     with Proxy(vllm.url, after=undone) as proxy:
         words = ("train", *SMALL, "--infer", of(proxy.url, "prefill=true"), "--out", out)
         stopped = probe(*words, "--steps", 8)
-    assert stopped.returncode == ExitCode.GATE_FAILED, stopped.stderr
+    assert stopped.returncode == ExitCode.GATE_FAILED, stopped
     events = lines(out, "events")
     assert {event["guard"] for event in events} & set(GUARDS_ON_SYNCS)
     assert min(event["step"] for event in events) == 3
@@ -131,8 +131,8 @@ def test_a_killed_server_ends_the_run_in_one_sentence_and_the_next_goes_on(vllm:
                 assert command.wait() == ExitCode.ENVIRONMENT
             finally:
                 vllm.start()
-        told = [line for line in errors.read_text().splitlines() if "the server at" in line]
-        assert len(told) == 1
+        answers = [line for line in errors.read_text().splitlines() if "the server at" in line]
+        assert len(answers) == 1
         before = lines(out, "metrics")
         again = ("train", *SMALL, "--infer", of(proxy.url), "--checkpoint-every", "1", "--out", out, "--resume")
         probe(*again, "--steps", len(before) + 1, code=ExitCode.PASS)
@@ -142,12 +142,12 @@ def test_a_killed_server_ends_the_run_in_one_sentence_and_the_next_goes_on(vllm:
 
 
 def test_another_s_weights_in_the_server_end_the_run(vllm: RealServer, other_weights: Path, tmp_path: Path) -> None:
-    asked = [0]
+    num_asked = [0]
 
     def meddle(path: str, body: Json, reply: Reply) -> Reply:
-        asked[0] += path == "/finish_weight_update" and "weight_version" in body
-        if path == GENERATE and asked[0] == 2:
-            asked[0] += 1
+        num_asked[0] += path == "/finish_weight_update" and "weight_version" in body
+        if path == GENERATE and num_asked[0] == 2:
+            num_asked[0] += 1
             vllm.label("someone-else")
         return reply
 
@@ -160,10 +160,10 @@ def test_another_s_weights_in_the_server_end_the_run(vllm: RealServer, other_wei
 
 
 def test_workers_that_never_come_to_the_meeting_are_waited_for_within_a_limit() -> None:
-    told = json.loads(warm_python("tests.servers.meeting", 200, 1).stdout)
-    assert "its workers did not come to 127.0.0.1:" in told["told"]
-    assert "within 1 s: see that its machine reaches this address and port" in told["told"]
-    assert told["seconds"] < 20
+    answers = json.loads(warm_python("tests.servers.meeting", 200, 1).stdout)
+    assert "its workers did not come to 127.0.0.1:" in answers["told"]
+    assert "within 1 s: see that its machine reaches this address and port" in answers["told"]
+    assert answers["seconds"] < 20
     refused = json.loads(warm_python("tests.servers.meeting", 400, 60).stdout)
     assert "refuses a request to /init_weight_transfer_engine" in refused["told"]
     assert refused["seconds"] < 20
@@ -186,7 +186,7 @@ def test_two_ranks_sample_from_one_server_and_the_first_sends_it_weights(vllm: R
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "sentence"),
     [
         ("prod:url=http://127.0.0.1:9", "does not say how; give transfer=gloo"),
         ("prod:url=http://127.0.0.1:9,transfer=gloo", "cannot be reached"),
@@ -194,8 +194,8 @@ def test_two_ranks_sample_from_one_server_and_the_first_sends_it_weights(vllm: R
         ("bf16", "--infer names a server here"),
     ],
 )
-def test_what_cannot_be_sampled_from_is_refused_at_once(given: str, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_sampled_from_is_refused_at_once(given: str, sentence: str, tmp_path: Path) -> None:
     refused = probe("train", *SMALL, "--infer", given, "--out", tmp_path / "run")
     assert refused.returncode in (ExitCode.USAGE, ExitCode.ENVIRONMENT)
-    assert said in refused.stderr
+    assert sentence in refused.stderr
     assert not (tmp_path / "run").exists()

@@ -115,7 +115,7 @@ def reply(handler: Handler, body: bytes, status: int = 200, **headers: str) -> N
     handler.wfile.write(body)
 
 
-def asked(url: str, request: HttpRequest, **arguments: Any) -> Any:
+def ask_server(url: str, request: HttpRequest, **arguments: Any) -> Any:
     with Connection(ServerArguments(url=url, tries=1, **arguments)) as connection:
         return connection.ask(request)
 
@@ -129,7 +129,7 @@ def _with_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_key_is_struck_out_of_names_and_texts(spelt: Callable[[str], str]) -> None:
     body = f'{{"a": ["{spelt(KEY)}"], "{spelt(KEY)}": {{"b": "x {spelt(KEY)} y"}}, "c": 1}}'.encode()
     with serving(partial(reply, body=body)) as url:
-        content = asked(url, HttpRequest("/x"))
+        content = ask_server(url, HttpRequest("/x"))
     check_no_trace(json.dumps(content))
     assert "[key]" in content["a"][0]
     assert content["c"] == 1
@@ -145,7 +145,7 @@ def test_the_key_is_struck_out_of_what_an_error_says(status: int, spelt: Callabl
             serving(partial(reply, body=body.encode(), status=status, Location=where)) as url,
             pytest.raises(Exception) as failed,  # noqa: PT011 - of many kinds
         ):
-            asked(url, HttpRequest("/x"))
+            ask_server(url, HttpRequest("/x"))
         check_no_trace(str(failed.value))
 
 
@@ -165,13 +165,13 @@ def test_the_key_is_struck_out_of_the_names_of_models() -> None:
 def test_the_key_does_not_hide_behind_a_charset(charset: str) -> None:
     body = json.dumps({"a": "m+AC0-sk+AC0-a+ACY-b/C+AF8-d+-4711", "b": KEY}).encode()
     with serving(partial(reply, body=body, Content_Type=f"application/json; charset={charset}")) as url:
-        check_no_trace(json.dumps(asked(url, HttpRequest("/x"))))
+        check_no_trace(json.dumps(ask_server(url, HttpRequest("/x"))))
 
 
 def test_a_key_of_digits_is_struck_out_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "4711471147")
     with serving(lambda handler: reply(handler, b'{"max_model_len": 4711471147, "other": 7}')) as url:
-        assert asked(url, HttpRequest("/x")) == {"max_model_len": "[key]", "other": 7}
+        assert ask_server(url, HttpRequest("/x")) == {"max_model_len": "[key]", "other": 7}
 
 
 @pytest.mark.parametrize("separator", ["", " ", ":", "-", "  \n", ", "])
@@ -254,7 +254,7 @@ QUESTIONS = [
 def test_an_answer_without_end_is_given_up_at_its_limit(request_: HttpRequest) -> None:
     began = time.monotonic()
     with serving(endless) as url, pytest.raises(EngineError, match=r"to /\S+ has more than the \d+ MiB that it can"):
-        asked(url, request_)
+        ask_server(url, request_)
     assert time.monotonic() - began < 30
 
 
@@ -269,7 +269,7 @@ def test_a_packed_answer_is_held_to_the_same_limit(request_: HttpRequest, peak_b
         serving(partial(reply, body=packed, Content_Encoding="gzip")) as url,
         pytest.raises(EngineError, match=r"has more than the \d+ MiB that it can"),
     ):
-        asked(url, request_)
+        ask_server(url, request_)
     assert peak_bytes() - before < 64 * MIB
 
 
@@ -287,7 +287,7 @@ def test_packed_chunks_that_unpack_to_nothing_are_counted_too() -> None:
             handler.wfile.write(empty * 2**13)
 
     with serving(answer) as url, pytest.raises(EngineError, match="has more than"):
-        asked(url, HttpRequest("/x"))
+        ask_server(url, HttpRequest("/x"))
 
 
 @pytest.mark.parametrize("packing", ["br", "zstd", "gzip, gzip", "deflate"])
@@ -296,7 +296,7 @@ def test_packing_that_was_not_asked_for_is_refused(packing: str) -> None:
         serving(partial(reply, body=b"{}", Content_Encoding=packing)) as url,
         pytest.raises(EngineError, match=f"packs its answer as {packing}, and gzip alone was asked for"),
     ):
-        asked(url, HttpRequest("/x"))
+        ask_server(url, HttpRequest("/x"))
 
 
 @pytest.mark.slow
@@ -304,13 +304,13 @@ def test_a_packed_answer_is_unpacked() -> None:
     content = {"data": ["a" * MIB]}
     body = gzip.compress(json.dumps(content).encode())
     with serving(partial(reply, body=body, Content_Encoding="gzip")) as url:
-        assert asked(url, HttpRequest("/x")) == content
+        assert ask_server(url, HttpRequest("/x")) == content
     for wrong in (body[:-9], b"{}"):
         with (
             serving(partial(reply, body=wrong, Content_Encoding="gzip")) as url,
             pytest.raises(EngineError, match=r"with what cannot be read: it (is cut off|packs its answer otherwise)"),
         ):
-            asked(url, HttpRequest("/x"))
+            ask_server(url, HttpRequest("/x"))
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_the_whole_answer_has_a_deadline() -> None:
 
     began = time.monotonic()
     with serving(slowly) as url, pytest.raises(EngineError, match=r"did not answer /x within 0\.5 s"):
-        asked(url, HttpRequest("/x"), timeout_seconds=0.5)
+        ask_server(url, HttpRequest("/x"), timeout_seconds=0.5)
     assert time.monotonic() - began < 10
 
 
@@ -335,7 +335,7 @@ def test_an_error_of_any_length_is_one_sentence() -> None:
     for status, kind in ((400, Refused), (500, EngineError), (403, UsageError)):
         with serving(partial(reply, body=b"x" * 8 * MIB, status=status)) as url:
             with pytest.raises(kind) as failed:
-                asked(url, HttpRequest("/x"))
+                ask_server(url, HttpRequest("/x"))
             assert len(str(failed.value)) < 400
             assert KEY not in str(failed.value)
 

@@ -82,10 +82,10 @@ def test_parts_add_up_to_what_the_whole_says_however_short_they_are(length: int,
     first, second = (ROUNDED[written](side) for side in (OTHER, computed(5e-4)))
     rows = np.arange(OTHER.size) // length
     parts = copy_totals(first, second, rows, int(rows[-1]) + 1).sum(axis=0)
-    whole = CopyTotals.of(first, second)
-    assert parts.tolist() == [whole.telling, whole.equal, whole.near]
-    assert whole.equal < whole.telling
-    assert not whole.is_copy
+    copies_of_all = CopyTotals.of(first, second)
+    assert parts.tolist() == [copies_of_all.telling, copies_of_all.equal, copies_of_all.near]
+    assert copies_of_all.equal < copies_of_all.telling
+    assert not copies_of_all.is_copy
 
 
 def test_tokens_that_both_sides_are_sure_of_tell_nothing() -> None:

@@ -39,9 +39,9 @@ def test_all_tokens_have_no_gaps_and_none_have_no_sequence() -> None:
 
 
 def test_neighbours_are_those_of_the_response_and_not_of_the_array() -> None:
-    whole = Sequences.of_lengths([4, 3])
-    assert [found.tolist() for found in whole.neighbours(1)] == [[0, 1, 2, 4, 5], [1, 2, 3, 5, 6]]
-    kept = whole.of_usable_tokens(np.array([1, 0, 1, 1, 0, 1, 1], bool))
+    complete_pair = Sequences.of_lengths([4, 3])
+    assert [found.tolist() for found in complete_pair.neighbours(1)] == [[0, 1, 2, 4, 5], [1, 2, 3, 5, 6]]
+    kept = complete_pair.of_usable_tokens(np.array([1, 0, 1, 1, 0, 1, 1], bool))
     assert kept is not None
     assert [found.tolist() for found in kept.neighbours(1)] == [[1, 3], [2, 4]]
     assert [found.tolist() for found in kept.neighbours(-1)] == [[2, 4], [1, 3]]
@@ -74,9 +74,9 @@ def test_sums_over_responses_are_of_the_whole_ones() -> None:
     pair = shifted_labels(0)
     usable = np.ones(1200, bool)
     usable[5] = False
-    whole = pair.of_tokens(pair.sequences.spread(np.arange(40) > 0))
-    assert whole is not None
-    values, expected = PairTotals.of(gapped(pair, usable)).values(), PairTotals.of(whole).values()
+    complete_pair = pair.of_tokens(pair.sequences.spread(np.arange(40) > 0))
+    assert complete_pair is not None
+    values, expected = PairTotals.of(gapped(pair, usable)).values(), PairTotals.of(complete_pair).values()
     for name in ("ess_seq", "chi2_seq", "log_ppl_diff", "abs_logprob_diff_seq"):
         assert values[name] == expected[name]
 

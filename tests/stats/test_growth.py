@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.growth import step_growth
+from mismatch_probe.stats.growth import ResponseSums, StepLevels, can_show_growth, growth_of_sums, step_growth
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
 
 RESPONSES = 12
@@ -113,3 +113,56 @@ def test_responses_without_a_step_are_left_out() -> None:
     unknown = replace(pair, sequences=replace(pair.sequences, steps=np.where(steps == 0, -1, steps)))
     assert step_growth(unknown, 0.95) is None
     assert step_growth(replace(pair, sequences=replace(pair.sequences, steps=None)), 0.95) is None
+
+
+def test_sums_of_responses_show_the_growth_that_the_tokens_show() -> None:
+    pair = log([0.01 * 2**step for step in range(8)])
+    assert pair.sequences.steps is not None
+    sums = ResponseSums.of(pair, pair.sequences.steps)
+    parts = [
+        ResponseSums(*(column[sums.steps == step] for column in (sums.steps, sums.prompts, sums.k3, sums.tokens)))
+        for step in range(8)
+    ]
+    of_sums, of_tokens = growth_of_sums(ResponseSums.join(parts), 0.95), step_growth(pair, 0.95)
+    assert of_sums is not None
+    assert of_tokens is not None
+    assert (of_sums.p_value, of_sums.rank_correlation) == (of_tokens.p_value, of_tokens.rank_correlation)
+    for name in ("first", "last"):
+        mine, its = getattr(of_sums, name), getattr(of_tokens, name)
+        assert (mine.value, mine.low, mine.high) == pytest.approx((its.value, its.low, its.high), rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_steps", "responses", "can"), [(2, 2, False), (2, 8, True), (5, 1, False), (7, 1, True)])
+def test_few_responses_can_show_no_growth(num_steps: int, responses: int, can: bool) -> None:
+    steps = np.repeat(np.arange(num_steps), responses)
+    assert can_show_growth(steps, np.arange(steps.size)) == can
+
+
+@pytest.mark.parametrize(
+    ("values", "is_flat"),
+    [
+        ([1e-4, 2e-4, 1.5e-4], True),
+        ([1e-4, 4e-4, 1.5e-4], False),
+        ([1e-4] * 40, True),
+        ([1e-4] * 39 + [1.1e-3], False),
+        ([1e-4] * 20 + [5e-4] * 20, False),
+        ([0.0, 0.0], True),
+        ([0.0, 1e-9], False),
+    ],
+)
+def test_a_course_is_flat_where_no_part_and_no_step_stands_out(values: list[float], is_flat: bool) -> None:
+    levels = StepLevels(range(len(values)), values, [100] * len(values))
+    assert levels.is_flat == is_flat
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [3, 8, 40])
+def test_noise_alone_is_flat_nearly_always(num_steps: int) -> None:
+    flat = 0
+    for seed in range(LOGS):
+        pair = log([0.05] * num_steps, seed)
+        assert pair.sequences.steps is not None
+        sums = ResponseSums.of(pair, pair.sequences.steps)
+        k3, tokens = np.bincount(sums.steps, sums.k3), np.bincount(sums.steps, sums.tokens)
+        flat += StepLevels(range(num_steps), (k3 / tokens).tolist(), tokens.tolist()).is_flat
+    assert flat >= 0.9 * LOGS

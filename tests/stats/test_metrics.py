@@ -52,10 +52,10 @@ def test_every_metric_of_the_contract_is_there():
 
 
 def test_only_what_is_asked_for_is_computed_and_is_the_same():
-    whole, part = clustered_pair(32, seed=0), clustered_pair(32, seed=0)
-    every, asked = pair_metrics(whole)[0], ("kl_k3", "ess_seq", "abs_logprob_diff_p99")
-    assert pair_metrics(part, names=asked) == ({name: every[name] for name in every if name in asked}, {})
-    assert "prob_pi" in vars(whole)
+    complete_pair, part = clustered_pair(32, seed=0), clustered_pair(32, seed=0)
+    every, names = pair_metrics(complete_pair)[0], ("kl_k3", "ess_seq", "abs_logprob_diff_p99")
+    assert pair_metrics(part, names=names) == ({name: every[name] for name in every if name in names}, {})
+    assert "prob_pi" in vars(complete_pair)
     assert "prob_pi" not in vars(part)
     assert list(pair_metrics(part, names=["top1_flip"])[1]) == ["top1_flip"]
 
@@ -190,9 +190,9 @@ def test_cutting_sequences_in_two_changes_no_token_metric(pair: TokenPair):
     lengths, clusters = pair.sequences.lengths, pair.sequences.clusters
     pieces = [(part, c) for n, c in zip(lengths, clusters, strict=True) for part in (n // 2, n - n // 2) if part]
     cut = TokenPair(Sequences.of_lengths(*zip(*pieces, strict=True)), pair.log_pi, pair.log_mu)
-    whole = {name: e for name, e in pair_metrics(pair)[0].items() if e.by == "token"}
+    complete_pair = {name: e for name, e in pair_metrics(pair)[0].items() if e.by == "token"}
     split = {name: e for name, e in pair_metrics(cut)[0].items() if e.by == "token"}
-    assert_same(whole, {name: split[name] for name in whole})
+    assert_same(complete_pair, {name: split[name] for name in complete_pair})
 
 
 @pytest.mark.slow

@@ -16,14 +16,16 @@ def pair(scale: float, drift: float = 0.0, seed: int = 0, sequences: int = 24) -
     return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, entropy_pi=rng.exponential(1.0, log_mu.size))
 
 
-def metric_values(whole: TokenPair) -> dict[str, float]:
-    return {name: estimate.value for name, estimate in pair_metrics(whole)[0].items()}
+def metric_values(complete_pair: TokenPair) -> dict[str, float]:
+    return {name: estimate.value for name, estimate in pair_metrics(complete_pair)[0].items()}
 
 
-def parts(whole: TokenPair, cuts: list[int]) -> list[TokenPair]:
-    starts, ends = [0, *cuts], [*cuts, whole.sequences.num_sequences]
-    number = whole.sequences.spread(np.arange(whole.sequences.num_sequences))
-    pieces = [whole.of_tokens((number >= start) & (number < end)) for start, end in zip(starts, ends, strict=True)]
+def parts(complete_pair: TokenPair, cuts: list[int]) -> list[TokenPair]:
+    starts, ends = [0, *cuts], [*cuts, complete_pair.sequences.num_sequences]
+    number = complete_pair.sequences.spread(np.arange(complete_pair.sequences.num_sequences))
+    pieces = [
+        complete_pair.of_tokens((number >= start) & (number < end)) for start, end in zip(starts, ends, strict=True)
+    ]
     return [piece for piece in pieces if piece is not None]
 
 
@@ -34,9 +36,9 @@ def parts(whole: TokenPair, cuts: list[int]) -> list[TokenPair]:
 )
 @pytest.mark.parametrize("cuts", [[], [12], [1, 2, 23]], ids=["one rank", "two ranks", "four ranks"])
 def test_the_values_are_those_of_the_estimator(scale, drift, cuts):
-    whole = pair(scale, drift)
-    totals = PairTotals.of_arrays(PairTotals.of(piece).to_array() for piece in parts(whole, cuts))
-    expected = metric_values(whole)
+    complete_pair = pair(scale, drift)
+    totals = PairTotals.of_arrays(PairTotals.of(piece).to_array() for piece in parts(complete_pair, cuts))
+    expected = metric_values(complete_pair)
     values = totals.values()
     beyond_digits = {"prob_pearson"} if drift < -20 else set()
     for name in values.keys() - {"is_ratio_mean_token_error", "kl_k3_error"} - beyond_digits:
@@ -56,27 +58,27 @@ def test_the_error_of_k3_takes_the_responses_to_one_prompt_together():
 
 
 def test_the_digits_of_an_effective_share_near_1_are_kept():
-    whole = pair(1e-5)
-    totals = PairTotals.of_arrays(PairTotals.of(piece).to_array() for piece in parts(whole, [7]))
-    assert 1 - totals.values()["ess_token"] == pytest.approx(1 - metric_values(whole)["ess_token"], rel=1e-5)
+    complete_pair = pair(1e-5)
+    totals = PairTotals.of_arrays(PairTotals.of(piece).to_array() for piece in parts(complete_pair, [7]))
+    assert 1 - totals.values()["ess_token"] == pytest.approx(1 - metric_values(complete_pair)["ess_token"], rel=1e-5)
 
 
 def test_parts_that_lie_far_apart_have_the_share_of_the_whole():
     low, high = pair(0.1, -30.0, seed=1), pair(0.1, 0.0, seed=2)
     lengths = np.concatenate([low.sequences.lengths, high.sequences.lengths])
-    whole = TokenPair(
+    complete_pair = TokenPair(
         Sequences.of_lengths(lengths),
         np.concatenate([low.log_pi, high.log_pi]),
         np.concatenate([low.log_mu, high.log_mu]),
     )
     together = (PairTotals.of(low) + PairTotals.of(high)).values()
     for name in ("ess_token", "ess_seq"):
-        assert together[name] == pytest.approx(metric_values(whole)[name], rel=1e-9)
+        assert together[name] == pytest.approx(metric_values(complete_pair)[name], rel=1e-9)
 
 
 def test_a_rank_without_a_response_adds_nothing():
-    whole = PairTotals.of(pair(0.1))
-    assert (PairTotals() + whole).to_array() == pytest.approx(whole.to_array())
+    complete_pair = PairTotals.of(pair(0.1))
+    assert (PairTotals() + complete_pair).to_array() == pytest.approx(complete_pair.to_array())
     assert np.isnan(PairTotals().values()["kl_k3"])
 
 

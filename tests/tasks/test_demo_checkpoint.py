@@ -78,13 +78,13 @@ def respond() -> Iterator[Callable[[str, int, int], Responses]]:
         def respond(source: str, num_prompts: int, max_new_tokens: int) -> Responses:
             prompts = load_prompts(PromptSettings(source=source, num_prompts=num_prompts))
             encoded = encode_prompts(prompts, TOKENIZER, "auto")
-            asked = [SampleRequest(str(seed), prompt, seed) for seed, prompt in enumerate(encoded)]
-            sampled = engine.sample(asked, SamplingSettings(max_new_tokens=max_new_tokens))
+            sample_requests = [SampleRequest(str(seed), prompt, seed) for seed, prompt in enumerate(encoded)]
+            sampled = engine.sample(sample_requests, SamplingSettings(max_new_tokens=max_new_tokens))
             ended = [one.finish_reason == "stop" for one in sampled]
-            said = [TOKENIZER.decode(one.sequence.token_ids, skip_special_tokens=True) for one in sampled]
+            texts = [TOKENIZER.decode(one.sequence.token_ids, skip_special_tokens=True) for one in sampled]
             right = [
                 end and verify("sums", prompt.answer or "", text)
-                for prompt, text, end in zip(prompts, said, ended, strict=True)
+                for prompt, text, end in zip(prompts, texts, ended, strict=True)
             ]
             return right, [len(one.sequence.token_ids) for one in sampled], ended
 

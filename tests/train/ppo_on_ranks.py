@@ -48,17 +48,17 @@ def main(checkpoint: str, output: str) -> None:
     updater = Updater(policy, own, Critic(model, critics, ONE_RESPONSE), ONE_RESPONSE)
     rollouts = responses()
     rows = range(len(rollouts))
-    told = []
+    messages = []
     for step in range(1, UPDATES + 1):
         scored = updater.score(rollouts, keep_graph=False)
         batch = rollout_batch(rollouts, scored.log_pi_T, [True] * len(rollouts), scored.values_T)
         update = plan_loss(build_objective("ppo"), batch, 16).update()
-        told.append(updater.accumulate(update, rollouts, rows, scored))
+        messages.append(updater.accumulate(update, rollouts, rows, scored))
         updater.step(step, 1.0)
     last = updater.score(rollouts, keep_graph=False)
     assert last.values_T is not None
     if is_main():
-        found = {"told": told, "log_pi": last.log_pi_T.tolist(), "values": last.values_T.tolist()}
+        found = {"told": messages, "log_pi": last.log_pi_T.tolist(), "values": last.values_T.tolist()}
         Path(output).write_text(json.dumps(found), encoding="utf-8")
 
 

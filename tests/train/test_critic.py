@@ -103,11 +103,11 @@ def test_a_value_knows_neither_its_own_token_nor_any_later_one(llama: Path, roll
 def test_values_come_in_the_order_of_the_responses_whatever_the_micro_batches(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
-    whole, _ = make_critic(llama).score(rollouts, keep_graph=False)
+    values_of_all, _ = make_critic(llama).score(rollouts, keep_graph=False)
     pieces, _ = make_critic(llama, PIECES).score(rollouts, keep_graph=False)
     alone = np.concatenate([values_of(make_critic(llama), rollout.sequence) for rollout in rollouts])
-    assert np.allclose(whole, pieces, atol=1e-5)
-    assert np.allclose(whole, alone, atol=1e-5)
+    assert np.allclose(values_of_all, pieces, atol=1e-5)
+    assert np.allclose(values_of_all, alone, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -237,12 +237,12 @@ def test_an_overflow_of_the_critic_lowers_its_own_loss_scale_alone(llama: Path, 
     updater = Updater(policy, own, Critic(model, critics, WHOLE), WHOLE)
     before = weights(model)
     scored = updater.score(rollouts, keep_graph=True)
-    told = updater.accumulate(plan_of(rollouts, scored).update(), rollouts, range(len(rollouts)), scored)
+    metrics = updater.accumulate(plan_of(rollouts, scored).update(), rollouts, range(len(rollouts)), scored)
     updater.step(1, 1.0)
-    assert (told["optim/overflow"], told["optim/loss_scale"]) == (0, 2.0**10)
-    assert (told["critic/overflow"], told["critic/loss_scale"]) == (1, 2.0**39)
-    assert told["optim/nonfinite_gradients"] == 0
-    assert math.isfinite(told["critic/value_loss"])
+    assert (metrics["optim/overflow"], metrics["optim/loss_scale"]) == (0, 2.0**10)
+    assert (metrics["critic/overflow"], metrics["critic/loss_scale"]) == (1, 2.0**39)
+    assert metrics["optim/nonfinite_gradients"] == 0
+    assert math.isfinite(metrics["critic/value_loss"])
     assert torch.equal(weights(model), before)
 
 

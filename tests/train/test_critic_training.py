@@ -42,16 +42,16 @@ def test_a_critic_learns_beside_the_policy(llama: Path, home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one_step_for_step(llama: Path, home: Path) -> None:
-    whole = train(home / "whole", settings(llama, home, 4))
+    complete_run = train(home / "whole", settings(llama, home, 4))
     train(home / "parts", settings(llama, home, 2))
-    assert train(home / "parts", settings(llama, home, 4), resume=True) == whole
+    assert train(home / "parts", settings(llama, home, 4), resume=True) == complete_run
 
 
 @pytest.mark.slow
 def test_a_resume_that_forgot_its_critic_would_be_another_run(
     llama: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(home / "whole", settings(llama, home, 3))
+    complete_run = train(home / "whole", settings(llama, home, 3))
     train(home / "parts", settings(llama, home, 2))
     load = Checkpoints.load
 
@@ -60,7 +60,7 @@ def test_a_resume_that_forgot_its_critic_would_be_another_run(
 
     monkeypatch.setattr(Checkpoints, "load", load_policy_alone)
     last = train(home / "parts", settings(llama, home, 3), resume=True)[-1]
-    assert last["critic/explained_variance"] == 0 != whole[-1]["critic/explained_variance"]
+    assert last["critic/explained_variance"] == 0 != complete_run[-1]["critic/explained_variance"]
 
 
 @pytest.mark.slow

@@ -133,8 +133,8 @@ def test_a_damaged_tensor_file_is_a_sentence(home: Path, llama: Path, state: Pat
 def test_weights_larger_than_a_file_holds_go_to_several(
     home: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(home / "whole", quick_settings(llama, home, 4))
+    complete_run = train(home / "whole", quick_settings(llama, home, 4))
     monkeypatch.setattr("mismatch_probe.train.checkpoints._FILE_BYTES", 100_000)
     train(home / "several", quick_settings(llama, home, 2))
     assert len(list((home / "several" / "checkpoints" / "step-000002" / "state").iterdir())) > 2
-    assert train(home / "several", quick_settings(llama, home, 4), resume=True) == whole
+    assert train(home / "several", quick_settings(llama, home, 4), resume=True) == complete_run

@@ -39,11 +39,11 @@ def learn(
 
 
 def test_micro_batches_add_up_to_the_whole_batch(llama: Path, rollouts: list[Rollout]) -> None:
-    loss, whole = learn(llama, rollouts, WHOLE, keep_graph=False)
+    loss, logprobs_of_all = learn(llama, rollouts, WHOLE, keep_graph=False)
     loss_of_pieces, pieces = learn(llama, rollouts, PIECES, keep_graph=False)
     assert loss == pytest.approx(loss_of_pieces, abs=1e-6)
-    assert whole.abs().max() > 1e-4
-    assert torch.allclose(whole, pieces, atol=1e-6)
+    assert logprobs_of_all.abs().max() > 1e-4
+    assert torch.allclose(logprobs_of_all, pieces, atol=1e-6)
 
 
 def test_the_kept_graph_gives_the_gradient_of_a_second_forward_pass(llama: Path, rollouts: list[Rollout]) -> None:
@@ -69,10 +69,10 @@ def test_scores_come_in_the_order_of_the_responses_whatever_the_micro_batches(
     llama: Path, rollouts: list[Rollout]
 ) -> None:
     policy = Policy(llama, Dtype.FP32, PolicySettings(), temperature=1.0)
-    whole = Learner(policy, WHOLE).score(rollouts, keep_graph=False)
+    logprobs_of_all = Learner(policy, WHOLE).score(rollouts, keep_graph=False)
     pieces = Learner(policy, PIECES).score(rollouts, keep_graph=False)
-    assert np.allclose(whole.log_pi_T, pieces.log_pi_T, atol=1e-5)
-    assert np.allclose(whole.entropy_T, pieces.entropy_T, atol=1e-5)
+    assert np.allclose(logprobs_of_all.log_pi_T, pieces.log_pi_T, atol=1e-5)
+    assert np.allclose(logprobs_of_all.entropy_T, pieces.entropy_T, atol=1e-5)
 
 
 def test_responses_of_other_updates_do_not_reach_the_gradient(llama: Path, rollouts: list[Rollout]) -> None:

@@ -40,7 +40,7 @@ def rewards(run: Path) -> list[float]:
 
 def test_two_nodes_follow_one_rank(llama: Path, one_rank: Path, tmp_path: Path) -> None:
     answers = on_two_nodes(llama, tmp_path, STEPS, "start", "whole")
-    assert [answer.returncode for answer in answers] == [ExitCode.PASS] * 2, answers[0].stderr
+    assert [answer.returncode for answer in answers] == [ExitCode.PASS] * 2, answers
     assert rewards(tmp_path / "run") == rewards(one_rank)
     norms = [[step["optim/grad_norm"] for step in recorded(run)] for run in (tmp_path / "run", one_rank)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
@@ -52,9 +52,9 @@ def test_a_lost_node_ends_the_other_with_one_sentence_and_one_rank_goes_on(
     first, second = on_two_nodes(llama, tmp_path, STEPS, "start", "killed")
     assert first.returncode != ExitCode.PASS
     assert second.returncode != ExitCode.PASS
-    said = [line for line in first.stderr.splitlines() if line.startswith("mismatch-probe: ")]
-    assert len(said) == 1, first.stderr
-    assert "another rank that holds a part of the model is gone" in said[0]
+    sentences = [line for line in first.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+    assert len(sentences) == 1, first
+    assert "another rank that holds a part of the model is gone" in sentences[0]
     assert len(recorded(tmp_path / "run")) < STEPS
     on_one_rank(llama, tmp_path, STEPS, "resume", "whole")
     assert rewards(tmp_path / "run") == rewards(one_rank)

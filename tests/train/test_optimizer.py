@@ -29,6 +29,15 @@ def test_the_scale_halves_on_an_overflow_and_doubles_after_the_interval() -> Non
     assert scale.value == 8.0
 
 
+@pytest.mark.parametrize(("initial", "largest"), [(2.0**12, 2.0**24), (2.0**30, 2.0**30)])
+def test_gradients_of_zero_do_not_raise_the_scale_for_ever(initial: float, largest: float) -> None:
+    """2^60 would take 40 updates that overflow until the first gradient is applied again."""
+    scale = LossScale(initial, growth_interval=1)
+    for _ in range(200):
+        scale.update(overflow=False)
+    assert scale.value == largest
+
+
 def test_an_overflow_starts_the_count_of_clean_steps_again() -> None:
     scale = LossScale(8.0, growth_interval=2)
     for overflow in (False, True, False):

@@ -58,14 +58,14 @@ def test_every_prefix_has_one_state_and_every_sequence_finds_its_own() -> None:
     distinct = {one[: end + 1] for one in inputs for end in range(len(one))}
     assert len(prefix_of) == len(ids_U)
     assert sorted(prefix_of.values()) == sorted(distinct)
-    asked = [
+    questions = [
         (one[: len(sequence.prompt_token_ids) + place], target)
         for one, sequence in zip(inputs, group(), strict=True)
         for place, target in enumerate(sequence.token_ids)
     ]
     answered = list(zip(batch.states_Q.tolist(), batch.targets_Q.tolist(), strict=True))
-    assert [(prefix_of[answered[q][0]], answered[q][1]) for q in batch.questions_T.tolist()] == asked
-    assert len(answered) == len(set(asked))
+    assert [(prefix_of[answered[q][0]], answered[q][1]) for q in batch.questions_T.tolist()] == questions
+    assert len(answered) == len(set(questions))
     flat = prefixes.states_RS.flatten()
     assert flat[prefixes.places_U].tolist() == list(range(len(ids_U)))
 

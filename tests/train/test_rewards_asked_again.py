@@ -87,7 +87,7 @@ def test_a_vote_within_a_list_is_not_taken_for_rewards_of_other_responses() -> N
     def vote(prompts: Sequence[EncodedPrompt], texts: Sequence[str]) -> list[float]:
         return [float(texts.count(text) > len(texts) / 2) for text in texts]
 
-    whole = [replace(ANSWERED, text=text) for text in "2" * 5 + "3" * 3]
+    complete_answers = [replace(ANSWERED, text=text) for text in "2" * 5 + "3" * 3]
     voted = Reward("vote", by_text, vote)
-    first = np.array(vote([], [answer.text for answer in whole]))
-    assert ask_again(voted, whole[-2:], first[-2:], 0.5, SEQUENTIAL) == Repeats(differ=2)
+    first = np.array(vote([], [answer.text for answer in complete_answers]))
+    assert ask_again(voted, complete_answers[-2:], first[-2:], 0.5, SEQUENTIAL) == Repeats(differ=2)

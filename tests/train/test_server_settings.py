@@ -37,7 +37,7 @@ def test_the_server_s_dtype_is_the_sampler_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "more", "said"),
+    ("side", "more", "sentence"),
     [
         (f"prod:url={URL}", {}, "does not say how; give transfer=gloo"),
         (f"prod:url={URL},transfer=gloo", {"infer_dtype": "fp16"}, "--infer-dtype fp16 is not what the server"),
@@ -46,8 +46,8 @@ def test_the_server_s_dtype_is_the_sampler_s() -> None:
         ("bf16", {}, "--infer names a server here"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_asked(side: str, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_is_refused_before_anything_is_asked(side: str, more: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         settings(side, **more)
 
 
@@ -106,9 +106,9 @@ def test_guards_without_their_input_are_recorded_and_told(
     write_training_report([directory], directory.report_path)
     summary = summarise_training(directory)
     assert summary.guards_off == off
-    said = "unsynced-weights (lacks the number of weights that a sync left unchanged)"
-    assert any(said in sentence for sentence in events(summary))
-    assert said in directory.report_path.read_text(encoding="utf-8")
+    words = "unsynced-weights (lacks the number of weights that a sync left unchanged)"
+    assert any(words in sentence for sentence in events(summary))
+    assert words in directory.report_path.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

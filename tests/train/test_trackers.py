@@ -29,12 +29,12 @@ def settings_of(directory: TrainingDirectory, *names: Tracker) -> TrainSettings:
 
 def send_steps(directory: TrainingDirectory, name: Tracker, first: int = 1) -> list[str]:
     """Send the recorded steps from `first` on; returns what the user was told."""
-    told: list[str] = []
-    with track(directory, settings_of(directory, name), told.append) as send:
+    messages: list[str] = []
+    with track(directory, settings_of(directory, name), messages.append) as send:
         for step, metrics in directory.read_metrics():
             if step >= first:
                 send(step, metrics, StepFirings(step))
-    return told
+    return messages
 
 
 def scalars(directory: TrainingDirectory, name: str) -> dict[int, float]:
@@ -101,42 +101,42 @@ def test_the_settings_stand_beside_the_curves(directory: TrainingDirectory) -> N
     assert b"sums:terms=3" in event.tensor_proto.string_val[0]
 
 
-def recorded_by(recorder: Recorder, told: list[str]) -> GuardedTracker:
-    guarded = GuardedTracker("wandb", told.append)
+def recorded_by(recorder: Recorder, messages: list[str]) -> GuardedTracker:
+    guarded = GuardedTracker("wandb", messages.append)
     guarded.open(lambda name: recorder)
     return guarded
 
 
 def test_a_tracker_that_fails_is_named_once_and_asked_no_more() -> None:
-    recorder, told = Recorder(fails_at=3), list[str]()
-    guarded = recorded_by(recorder, told)
+    recorder, messages = Recorder(fails_at=3), list[str]()
+    guarded = recorded_by(recorder, messages)
     for step in range(1, 6):
         guarded.act(lambda run, step=step: run.log(step, {"reward/mean": 0.5}))
     guarded.act(lambda run: run.close())
     assert list(recorder.steps) == [1, 2]
     assert not recorder.closed
-    [sentence] = told
+    [sentence] = messages
     assert "wandb failed (ConnectionError: the server is gone); the run goes on" in sentence
 
 
 def test_a_tracker_that_works_is_closed_and_nothing_is_said() -> None:
-    recorder, told = Recorder(), list[str]()
-    guarded = recorded_by(recorder, told)
+    recorder, messages = Recorder(), list[str]()
+    guarded = recorded_by(recorder, messages)
     guarded.act(lambda run: run.log(1, {}))
     guarded.act(lambda run: run.close())
     assert recorder.closed
-    assert told == []
+    assert messages == []
 
 
 def test_a_tracker_that_cannot_start_is_named_and_the_run_starts() -> None:
     def start(name: Tracker) -> Recorder:
         raise TimeoutError("no answer")
 
-    told: list[str] = []
-    guarded = GuardedTracker("trackio", told.append)
+    messages: list[str] = []
+    guarded = GuardedTracker("trackio", messages.append)
     guarded.open(start)
     guarded.act(lambda run: run.log(1, {}))
-    assert told == [
+    assert messages == [
         "trackio failed (TimeoutError: no answer); the run goes on without it, metrics.jsonl has every step"
     ]
 

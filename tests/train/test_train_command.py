@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ def train_on_two_ranks(*words: object) -> None:
     warm_ranks(2, "mismatch_probe", "train", *words)
 
 
+def train_by_torchrun(*words: object) -> None:
+    """By its own program, with ranks forked from it: two new interpreters would import for ten seconds each."""
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--start-method", "fork", "--run-path")
+    warm_python(*torchrun, Path(mismatch_probe.__file__).with_name("__main__.py"), "train", *words)
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Of each step, without what a clock says."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -51,22 +58,22 @@ def steps_written(run: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("train") / "whole"
     train(*SMALL, "--steps", 4, "--out", run)
     return run
 
 
-def test_a_run_leaves_metrics_checkpoints_and_a_manifest(whole: Path) -> None:
-    assert [line["step"] for line in metrics(whole)] == [1, 2, 3, 4]
-    assert json.loads((whole / "manifest.json").read_text())["outcome"] == "finished"
-    model = load_file(whole / "checkpoints" / "step-000004" / "model" / "model.safetensors")
+def test_a_run_leaves_metrics_checkpoints_and_a_manifest(complete_run: Path) -> None:
+    assert [line["step"] for line in metrics(complete_run)] == [1, 2, 3, 4]
+    assert json.loads((complete_run / "manifest.json").read_text())["outcome"] == "finished"
+    model = load_file(complete_run / "checkpoints" / "step-000004" / "model" / "model.safetensors")
     start = load_file(DEMO_CHECKPOINT / "model.safetensors")
     assert model.keys() == start.keys()
     assert any((model[name] != start[name].float()).any() for name in start)
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_as_if_it_had_not_been(complete_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "killed"
 
     def kill(pid: int) -> None:
@@ -76,11 +83,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(whole: Path, tmp_path: Path)
     words = ("after-step:3", "train", *SMALL, "--steps", 4, "--out", run)
     warm_python("tests.halts", *words, on_start=kill, code=-signal.SIGKILL)
     train("--resume", "--out", run)
-    assert metrics(run) == metrics(whole)
+    assert metrics(run) == metrics(complete_run)
 
 
-def test_a_checkpoint_trains_further_as_a_model_of_its_own(whole: Path, tmp_path: Path) -> None:
-    model = whole / "checkpoints" / "step-000004" / "model"
+def test_a_checkpoint_trains_further_as_a_model_of_its_own(complete_run: Path, tmp_path: Path) -> None:
+    model = complete_run / "checkpoints" / "step-000004" / "model"
     changed = [word if word != "demo" else str(model) for word in SMALL]
     train(*changed, "--steps", 1, "--out", tmp_path / "further")
     (first,) = metrics(tmp_path / "further")
@@ -102,10 +109,16 @@ def test_in_fp32_both_sides_stay_together_after_every_update(one_rank: Path) -> 
     assert min(line["update/policy_shift_k3"] for line in found[1:]) > 1e-7
 
 
-@pytest.mark.parametrize("engines", [(), ("--vllm.tensor_parallel_size", 2)], ids=["an-engine-each", "one-engine"])
-def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "engines"),
+    [(train_by_torchrun, ()), (train_on_two_ranks, ("--vllm.tensor_parallel_size", 2))],
+    ids=["torchrun-with-an-engine-each", "one-engine"],
+)
+def test_two_ranks_follow_one(
+    start: Callable[..., None], engines: tuple[str | int, ...], one_rank: Path, tmp_path: Path
+) -> None:
     begun = time.time()
-    train_on_two_ranks(*SMALL, *FP32, *engines, "--steps", 2, "--out", tmp_path / "two")
+    start(*SMALL, *FP32, *engines, "--steps", 2, "--out", tmp_path / "two")
     assert left_memory(begun) == []
     for one, two in zip(metrics(one_rank), metrics(tmp_path / "two"), strict=True):
         assert two["reward/mean"] == one["reward/mean"]
@@ -114,16 +127,6 @@ def test_two_ranks_follow_one(engines: tuple[str | int, ...], one_rank: Path, tm
         for arrived in (one, two):
             assert (arrived["sync/weights_unchanged"], arrived["sync/weights_other"]) == (0, 0)
             assert arrived["sync/weights_compared"] == 1
-
-
-def test_torchrun_starts_the_ranks(one_rank: Path, tmp_path: Path) -> None:
-    """By its own program, with ranks forked from it: two new interpreters would import for ten seconds each."""
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--start-method", "fork", "--run-path")
-    words = ("train", *SMALL, *FP32, "--steps", 1, "--out", tmp_path / "two")
-    warm_python(*torchrun, Path(mismatch_probe.__file__).with_name("__main__.py"), *words)
-    [first] = metrics(tmp_path / "two")
-    assert first["reward/mean"] == metrics(one_rank)[0]["reward/mean"]
-    assert first["optim/grad_norm"] == pytest.approx(metrics(one_rank)[0]["optim/grad_norm"], rel=1e-3)
 
 
 def test_ranks_take_a_side_to_a_higher_precision_together(tmp_path: Path) -> None:
@@ -154,27 +157,27 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     flags: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = probe("train", *flags, code=ExitCode.USAGE).stderr
-    assert sentence in said
-    assert said.count("\n") == 1
+    output = probe("train", *flags, code=ExitCode.USAGE).stderr
+    assert sentence in output
+    assert output.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_steps_given_at_a_resume_are_recorded(whole: Path, tmp_path: Path) -> None:
+def test_steps_given_at_a_resume_are_recorded(complete_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "longer"
-    shutil.copytree(whole, run)
+    shutil.copytree(complete_run, run)
     train("--resume", "--out", run, "--steps", 5)
     assert json.loads((run / "manifest.json").read_text())["settings"]["steps"] == 5
-    assert metrics(run)[:4] == metrics(whole)
+    assert metrics(run)[:4] == metrics(complete_run)
 
 
-def test_a_resume_with_other_settings_is_refused(whole: Path) -> None:
-    ended = probe("train", "--resume", "--out", whole, "--learning-rate", "1e-3", code=ExitCode.USAGE)
+def test_a_resume_with_other_settings_is_refused(complete_run: Path) -> None:
+    ended = probe("train", "--resume", "--out", complete_run, "--learning-rate", "1e-3", code=ExitCode.USAGE)
     assert "other settings" in ended.stderr
 
 
-def test_a_finished_run_is_not_started_over(whole: Path) -> None:
-    assert "--resume" in probe("train", *SMALL, "--steps", 4, "--out", whole, code=ExitCode.USAGE).stderr
+def test_a_finished_run_is_not_started_over(complete_run: Path) -> None:
+    assert "--resume" in probe("train", *SMALL, "--steps", 4, "--out", complete_run, code=ExitCode.USAGE).stderr
 
 
 def test_a_reward_that_raises_is_named_and_what_was_trained_is_kept(
@@ -182,7 +185,7 @@ def test_a_reward_that_raises_is_named_and_what_was_trained_is_kept(
 ) -> None:
     (tmp_path / "own.py").write_text("def score(prompt, response, answer):\n    return 1 / 0\n")
     monkeypatch.chdir(tmp_path)
-    said = train(*SMALL, "--reward", "own:score", "--steps", 1, "--out", "run", code=ExitCode.USAGE)
-    assert "ZeroDivisionError" in said
-    assert "line 2" in said
+    output = train(*SMALL, "--reward", "own:score", "--steps", 1, "--out", "run", code=ExitCode.USAGE)
+    assert "ZeroDivisionError" in output
+    assert "line 2" in output
     assert (tmp_path / "run" / "checkpoints" / "step-000000").is_dir()

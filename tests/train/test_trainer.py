@@ -50,15 +50,15 @@ def test_a_guard_may_watch_how_long_a_step_takes(metric: str, llama: Path, home:
 def test_a_resumed_run_that_stops_is_diagnosed_by_the_steps_before_it_was_killed(llama: Path, home: Path) -> None:
     stopping = ALWAYS.replace('["log"]', '["log", "log", "log", "stop"]')
     wanted = quick_settings(llama, home, 4, guards=guard_file(home, stopping))
-    with pytest.raises(TrainingStopped) as whole:
+    with pytest.raises(TrainingStopped) as error_of_run:
         train(home / "whole", wanted)
     killed = quick_settings(llama, home, 3, guards=wanted.guards)
     train(home / "killed", killed)
     shutil.rmtree(home / "killed" / "checkpoints" / "step-000003")
     with pytest.raises(TrainingStopped) as resumed:
         train(home / "killed", wanted, resume=True)
-    assert str(resumed.value) == str(whole.value)
-    assert str(whole.value).count("KL (k3) is") == 3
+    assert str(resumed.value) == str(error_of_run.value)
+    assert str(error_of_run.value).count("KL (k3) is") == 3
 
 
 def test_a_step_records_what_came_of_a_resync_and_where_a_rollback_went(llama: Path, home: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_run_that_another_process_is_starting_is_left_as_it_is(run: Callable[.
     if run is sanity:
         directory.write_sanity(SanityRecord(settings=SANITY))
     before = directory.manifest_path.read_bytes()
-    with directory.locked(), pytest.raises(UsageError, match="being written by another process"):
+    with directory.lock(), pytest.raises(UsageError, match="being written by another process"):
         call(run, {"steps": 7}, out=directory.path, resume=True)
     assert directory.manifest_path.read_bytes() == before
 

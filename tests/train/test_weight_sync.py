@@ -247,13 +247,13 @@ def test_what_an_earlier_version_saved_of_a_sync_is_read(llama: Path, rollouts: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_digests_of_parts_add_up_whatever_the_order_and_the_padding(dtype: torch.dtype) -> None:
-    whole = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    whole[0] = 0
-    parts = [whole[:5], whole[5:].t(), torch.zeros(3, 8, dtype=dtype), -torch.zeros(2, dtype=dtype)]
-    digest = int(weight_digest(whole))
+    complete_tensor = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    complete_tensor[0] = 0
+    parts = [complete_tensor[:5], complete_tensor[5:].t(), torch.zeros(3, 8, dtype=dtype), -torch.zeros(2, dtype=dtype)]
+    digest = int(weight_digest(complete_tensor))
     assert sum(int(weight_digest(part)) for part in parts) == digest
-    swapped = whole.clone()
-    swapped[1, 0], swapped[2, 0] = whole[1, 0] + 2**-6, whole[2, 0] - 2**-6
+    swapped = complete_tensor.clone()
+    swapped[1, 0], swapped[2, 0] = complete_tensor[1, 0] + 2**-6, complete_tensor[2, 0] - 2**-6
     assert int(weight_digest(swapped)) != digest
 
 

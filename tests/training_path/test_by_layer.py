@@ -49,7 +49,7 @@ def scores(
     return [row for batch in scorer.score_batches(batched(sequences), states, layer_done) for row in batch.scores]
 
 
-def whole(scorer: Scorer, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
+def score_at_once(scorer: Scorer, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
     return [row for batch in batched(sequences).values() for row in scorer.score_batch(batch)]
 
 
@@ -70,7 +70,7 @@ def test_it_gives_the_bits_of_a_reference_loaded_whole(
 ) -> None:
     folder = make_checkpoint(tmp_path / "model", family, num_hidden_layers=LAYERS)
     with Scorer.load(folder, Dtype.FP32, SETTINGS, reference=True) as scorer:
-        expected, expected_settings = whole(scorer, sequences), scorer.effective_settings()
+        expected, expected_settings = score_at_once(scorer, sequences), scorer.effective_settings()
     with layered(folder) as scorer:
         found = scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=in_memory))
         settings = scorer.effective_settings()
@@ -90,7 +90,7 @@ def test_it_does_so_in_fp64_and_with_rounded_weights(
 ) -> None:
     folder = with_full_fp32_weights(make_checkpoint(tmp_path / "model", family, num_hidden_layers=LAYERS))
     with Scorer.load(folder, dtype, SETTINGS, reference=True, rounded_to=rounded_to) as scorer:
-        expected, expected_settings = whole(scorer, sequences), scorer.effective_settings()
+        expected, expected_settings = score_at_once(scorer, sequences), scorer.effective_settings()
     with layered(folder, dtype, rounded_to) as scorer:
         assert_same_bits(scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=True)), expected)
         assert {**scorer.effective_settings(), "by_layer": 0} == {**expected_settings, "by_layer": 0}
@@ -122,7 +122,7 @@ def test_shards_stored_in_bf16_and_attention_sinks_give_the_same_bits(
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model", max_shard_size="40KB")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > LAYERS
     with Scorer.load(tmp_path / "model", Dtype.FP32, SETTINGS, reference=True) as scorer:
-        expected = whole(scorer, sequences)
+        expected = score_at_once(scorer, sequences)
     with layered(tmp_path / "model") as scorer:
         assert_same_bits(scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=True)), expected)
 
@@ -248,7 +248,7 @@ def test_what_a_config_ties_is_what_the_files_hold(kept: str, sequences: list[To
 
     other_weights(folder, with_head)
     with Scorer.load(folder, Dtype.FP32, SETTINGS, reference=True) as scorer:
-        expected = whole(scorer, sequences)
+        expected = score_at_once(scorer, sequences)
     with layered(folder) as scorer:
         assert_same_bits(scores(scorer, sequences, HiddenStates(tmp_path / "hidden", in_memory=True)), expected)
 

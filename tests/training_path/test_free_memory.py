@@ -60,8 +60,8 @@ def test_what_the_process_may_allocate_counts(group: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError])
 def test_a_file_that_cannot_be_mapped_is_out_of_memory(error: type[Exception]) -> None:
-    said = "out of memory while reading; free some"
-    with pytest.raises(OutOfMemory, match=said), memory_errors_named("reading", "free some"):
+    sentence = "out of memory while reading; free some"
+    with pytest.raises(OutOfMemory, match=sentence), memory_errors_named("reading", "free some"):
         raise error("unable to mmap 40 bytes from file <a>: Cannot allocate memory (12)")
     with pytest.raises(error, match="broken"), memory_errors_named("reading", "free some"):
         raise error("broken")

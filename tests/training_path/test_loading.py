@@ -100,11 +100,11 @@ def test_a_weight_of_another_shape(folder: Path) -> None:
 
 @pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash_attn is installed here")
 def test_attention_is_chosen_by_the_architecture_and_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    def chosen(family: str, asked: Attention | None = None) -> Attention:
+    def chosen(family: str, attention_asked_for: Attention | None = None) -> Attention:
         folder = tmp_path / family
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"model_type": family}))
-        return choose_attention(folder, asked, trust_remote_code=False)
+        return choose_attention(folder, attention_asked_for, trust_remote_code=False)
 
     assert [chosen(family) for family in ("llama", "gemma2", "gpt_oss")] == ["sdpa", "eager", "eager"]
     assert chosen("gemma2", "sdpa") == "sdpa", "what a trainer does can be measured"

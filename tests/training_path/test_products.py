@@ -111,10 +111,10 @@ def test_experts_products_obey_the_definition() -> None:
 def test_products_larger_than_the_scratch_are_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = halves(700, 32), halves(90, 32, seed=1), halves(90, seed=2)
     with CpuProducts():
-        whole = F.linear(x, weight, bias)
+        product = F.linear(x, weight, bias)
         monkeypatch.setattr("mismatch_probe.training_path.arithmetic._SCRATCH_ELEMENTS", 1024)
         in_blocks = F.linear(x, weight, bias)
-    torch.testing.assert_close(in_blocks, whole, rtol=2**-10, atol=2**-14)
+    torch.testing.assert_close(in_blocks, product, rtol=2**-10, atol=2**-14)
 
 
 def test_attention_is_closer_to_exact_than_fp16_resolves() -> None:

@@ -63,9 +63,9 @@ def test_a_sequence_has_the_same_bits_whatever_is_scored_before_and_beside_it(fo
 def test_layer_by_layer_gives_the_bits_of_the_whole(folder: Path) -> None:
     rows = [sequence(num_tokens) for num_tokens in LENGTHS]
     with Scorer.load(folder, Dtype.FP32, TrainingPathSettings(), reference=True) as scorer:
-        whole = [scorer.score_batch([row])[0].logprobs for row in rows]
+        logprobs_alone = [scorer.score_batch([row])[0].logprobs for row in rows]
     with LayerByLayerScorer.load_layered(folder, Dtype.FP32, TrainingPathSettings(), why="the test") as layered:
-        for row, expected in zip(rows, whole, strict=True):
+        for row, expected in zip(rows, logprobs_alone, strict=True):
             np.testing.assert_array_equal(layered.score_batch([row])[0].logprobs, expected)
 
 

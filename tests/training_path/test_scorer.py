@@ -140,9 +140,9 @@ def test_the_same_batch_scores_bitwise_the_same_twice(score: Callable[..., list[
 def test_logits_in_many_chunks_are_the_logits_in_one(
     monkeypatch: pytest.MonkeyPatch, score: Callable[..., list[ScoredSequence]]
 ) -> None:
-    whole = flat(score("gemma2", Dtype.FP32))
+    logprobs_of_all = flat(score("gemma2", Dtype.FP32))
     monkeypatch.setattr("mismatch_probe.training_path.batching._CHUNK_BYTES", 10 * 320 * 28)
-    np.testing.assert_allclose(flat(score("gemma2", Dtype.FP32)), whole, atol=FP32_NOISE, rtol=0)
+    np.testing.assert_allclose(flat(score("gemma2", Dtype.FP32)), logprobs_of_all, atol=FP32_NOISE, rtol=0)
 
 
 def test_a_head_that_drops_the_models_soft_cap_is_caught_at_load(

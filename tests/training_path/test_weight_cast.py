@@ -34,10 +34,12 @@ def test_shards_are_all_read(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
     assert not (tmp_path / "sharded" / "model.safetensors").exists()
-    whole, sharded = (held_weights(path, TrainingPathSettings()) for path in (folder, tmp_path / "sharded"))
-    assert whole is not None
+    weights_in_one_file, sharded = (
+        held_weights(path, TrainingPathSettings()) for path in (folder, tmp_path / "sharded")
+    )
+    assert weights_in_one_file is not None
     assert sharded is not None
-    assert measure_weight_cast(whole, Dtype.FP16) == measure_weight_cast(sharded, Dtype.FP16)
+    assert measure_weight_cast(weights_in_one_file, Dtype.FP16) == measure_weight_cast(sharded, Dtype.FP16)
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:

@@ -87,12 +87,12 @@ def test_other_weights_are_named_by_their_tensors_and_an_equal_configuration_is_
 
 
 def test_other_weights_and_another_configuration_are_both_named() -> None:
-    told = found(NOISE, infer={"rms_norm_eps": 1e-3})
-    assert codes(told) == [
+    causes = found(NOISE, infer={"rms_norm_eps": 1e-3})
+    assert codes(causes) == [
         ("error", "checkpoint", Code.STALE_WEIGHTS),
         ("error", "rms_norm_eps", Code.CONFIGURATION),
     ]
-    assert told[1].advice == "Give both checkpoints one config.json."
+    assert causes[1].advice == "Give both checkpoints one config.json."
 
 
 def test_of_many_tensors_the_ones_that_differ_most_are_named() -> None:

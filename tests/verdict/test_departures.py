@@ -24,7 +24,7 @@ def departures(pi: float | None, mu: float, apart: float | None, *, named: bool 
 
 
 @pytest.mark.parametrize(
-    ("found", "codes"),
+    ("found", "expected"),
     [
         (departures(1.0, 1.0, 1.4), []),
         (departures(20.0, 20.0, 1.4), ["other_checkpoint"]),
@@ -34,7 +34,7 @@ def departures(pi: float | None, mu: float, apart: float | None, *, named: bool 
         (departures(20.0, 20.0, 1.4, named=True), []),
     ],
 )
-def test_each_way_to_depart_has_its_code(found: Departures, codes: list[str]) -> None:
+def test_each_way_to_depart_has_its_code(found: Departures, expected: list[str]) -> None:
     verdict = other_checkpoint(found)
-    said = [cause.code for cause in beyond_format(found)] + ([] if verdict is None else [verdict.code])
-    assert said == codes
+    codes = [cause.code for cause in beyond_format(found)] + ([] if verdict is None else [verdict.code])
+    assert codes == expected

@@ -114,6 +114,28 @@ def test_a_truncated_support_is_named(top_p: float) -> None:
     assert signatures(disagreement(given, pair))[0].code == Code.TRUNCATED_SUPPORT
 
 
+def flat_and_sharp(seed: int) -> World:
+    """12 responses of 12 to 24 tokens, some of flat distributions and some of sharp ones."""
+    given = world(num_sequences=12, num_tokens=24, seed=seed)
+    scales = given.sequences.spread(given.generator.permutation(np.linspace(0.2, 4, 12)))[:, None]
+    return replace(given, logits=given.generator.normal(size=given.logits.shape) * scales)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cut_is_named_in_few_responses_of_which_it_cuts_some_deeper(seed: int) -> None:
+    given = flat_and_sharp(seed)
+    ranks = np.argsort(np.argsort(-given.logits, axis=1), axis=1)
+    kept = (ranks < 20).astype(np.float64)
+    pair = pair_of(given, noisy(given, Dtype.FP32), noisy(given, Dtype.FP32), kept=kept)
+    assert truncated_support(disagreement(given, pair)) is not None
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
+@pytest.mark.parametrize("seed", range(4))
+def test_few_responses_of_a_clean_run_have_no_truncated_support(dtype: Dtype, seed: int) -> None:
+    assert truncated_support(clean(flat_and_sharp(seed), dtype)) is None
+
+
 @pytest.mark.parametrize("has_ref", [True, False], ids=["with a reference", "without"])
 @pytest.mark.parametrize("top_p", [0.8, 0.95])
 def test_rounding_hides_no_truncated_support(top_p: float, has_ref: bool) -> None:

@@ -10,8 +10,8 @@ PRECISION = Named("precision", "precision", [], "Precision.")
 
 
 def named(model: str, code: str) -> Outcome:
-    said = Named("bug", code, [], "A bug.")
-    return Outcome(model, "RoPE base", "x 2", "training", True, ["positions"], said, said, said)
+    verdict = Named("bug", code, [], "A bug.")
+    return Outcome(model, "RoPE base", "x 2", "training", True, ["positions"], verdict, verdict, verdict)
 
 
 def clean(model: str) -> CleanOutcome:

@@ -12,15 +12,17 @@ from mismatch_probe.verdict.signatures.recording import LEAST_UNSURE_NATS, grid_
 from tests.verdict.simulated import disagreement, noisy, pair_of, world
 
 
-def computed_in(pi: Dtype, mu: Dtype, *, asked: Dtype, seed: int = 0, formats_alone: bool = True) -> Disagreement:
+def computed_in(
+    pi: Dtype, mu: Dtype, *, dtype_asked_for: Dtype, seed: int = 0, formats_alone: bool = True
+) -> Disagreement:
     """A pair asked for in one format whose sides compute in others."""
     given = world(seed=seed)
     pair = pair_of(given, noisy(given, pi), noisy(given, mu))
-    return disagreement(given, pair, asked, is_settled=False, formats_alone=formats_alone)
+    return disagreement(given, pair, dtype_asked_for, is_settled=False, formats_alone=formats_alone)
 
 
 @pytest.mark.parametrize(
-    ("pi", "mu", "asked", "said"),
+    ("pi", "mu", "dtype_asked_for", "code"),
     [
         (Dtype.FP32, Dtype.BF16, Dtype.BF16, "training path's error is that of fp32, not bf16"),
         (Dtype.FP16, Dtype.BF16, Dtype.BF16, "training path's error is that of fp16, not bf16"),
@@ -30,16 +32,16 @@ def computed_in(pi: Dtype, mu: Dtype, *, asked: Dtype, seed: int = 0, formats_al
         (Dtype.FP16, Dtype.BF16, Dtype.FP16, "engine's error is that of bf16, not fp16"),
     ],
 )
-def test_the_side_in_another_format_is_named(pi: Dtype, mu: Dtype, asked: Dtype, said: str) -> None:
-    cause = one_sided_dtype(computed_in(pi, mu, asked=asked))
+def test_the_side_in_another_format_is_named(pi: Dtype, mu: Dtype, dtype_asked_for: Dtype, code: str) -> None:
+    cause = one_sided_dtype(computed_in(pi, mu, dtype_asked_for=dtype_asked_for))
     assert cause is not None
-    assert said in cause.sentence
+    assert code in cause.sentence
 
 
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
 @pytest.mark.parametrize("seed", range(5))
 def test_two_sides_in_the_format_asked_for_are_not_accused(dtype: Dtype, seed: int) -> None:
-    assert one_sided_dtype(computed_in(dtype, dtype, asked=dtype, seed=seed)) is None
+    assert one_sided_dtype(computed_in(dtype, dtype, dtype_asked_for=dtype, seed=seed)) is None
 
 
 def test_an_error_twice_as_large_is_no_other_format() -> None:
@@ -50,8 +52,11 @@ def test_an_error_twice_as_large_is_no_other_format() -> None:
 
 
 def test_neighbouring_formats_are_told_apart_only_once_fp32_agrees() -> None:
-    assert one_sided_dtype(computed_in(Dtype.FP16, Dtype.BF16, asked=Dtype.BF16, formats_alone=False)) is None
-    assert one_sided_dtype(computed_in(Dtype.FP32, Dtype.BF16, asked=Dtype.BF16, formats_alone=False)) is not None
+    assert one_sided_dtype(computed_in(Dtype.FP16, Dtype.BF16, dtype_asked_for=Dtype.BF16, formats_alone=False)) is None
+    assert (
+        one_sided_dtype(computed_in(Dtype.FP32, Dtype.BF16, dtype_asked_for=Dtype.BF16, formats_alone=False))
+        is not None
+    )
 
 
 def test_a_side_far_off_is_no_other_format_of_the_other_side() -> None:

@@ -38,9 +38,9 @@ def test_too_little_that_was_computed_twice_shows_no_side_that_contradicts_itsel
     repeat = Repeat(sequences, first, first - np.float32(20 * deviations.floor))
     repeated = with_pair(deviations, repeats={"mu_decoded_alone": repeat})
     assert (not_repeatable(repeated) is not None) is is_named
-    told = with_unshown_repetitions(repeated, VERDICT)
-    assert ("floors.num_sequences" in "".join(told.advice)) is not is_named
-    assert (f"{responses * tokens} tokens" in "".join(told.evidence)) is not is_named
+    verdict = with_unshown_repetitions(repeated, VERDICT)
+    assert ("floors.num_sequences" in "".join(verdict.advice)) is not is_named
+    assert (f"{responses * tokens} tokens" in "".join(verdict.evidence)) is not is_named
     assert with_unshown_repetitions(deviations, VERDICT) == VERDICT
 
 
@@ -54,8 +54,8 @@ def test_what_one_response_alone_shows_is_told_and_no_verdict(tokens: list[int],
     repeat = Repeat(deviations.pair.sequences, first, second)
     repeated = with_pair(deviations, repeats={"pi_other_batch": repeat})
     assert (not_repeatable(repeated) is not None) is is_named
-    told = "".join(with_unshown_repetitions(repeated, VERDICT).evidence)
-    assert ("in one response alone" in told) is not is_named
+    evidence = "".join(with_unshown_repetitions(repeated, VERDICT).evidence)
+    assert ("in one response alone" in evidence) is not is_named
 
 
 def test_log_probs_that_hang_on_their_batch_are_not_repeatable_and_another_attention_is_no_repeat() -> None:

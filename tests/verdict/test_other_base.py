@@ -102,10 +102,14 @@ def test_sums_of_parts_are_those_of_the_whole() -> None:
     sides = sum((BaseSums.of(pair.log_pi[part], pair.log_mu[part]) for part in parts), BaseSums())
     entropies = sum((EntropySums.of(pair.log_pi[part], pair.entropy_pi[part], 0.5) for part in parts), EntropySums())
     assert sides.base == OtherBase("log_pi", 2)
-    whole = EntropySums.of(pair.log_pi, pair.entropy_pi, 0.5)
-    np.testing.assert_allclose(entropies.halves, whole.halves)
-    assert (entropies.likely, entropies.below, entropies.base) == (whole.likely, whole.below, whole.base)
-    assert whole.base == OtherBase("both", 2)
+    sums_of_all = EntropySums.of(pair.log_pi, pair.entropy_pi, 0.5)
+    np.testing.assert_allclose(entropies.halves, sums_of_all.halves)
+    assert (entropies.likely, entropies.below, entropies.base) == (
+        sums_of_all.likely,
+        sums_of_all.below,
+        sums_of_all.base,
+    )
+    assert sums_of_all.base == OtherBase("both", 2)
 
 
 def test_few_tokens_tell_no_base() -> None:

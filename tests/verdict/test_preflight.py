@@ -277,7 +277,7 @@ def test_a_server_that_says_all_and_does_as_it_says_is_not_accused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("applied", "asked", "setting", "level", "words"),
+    ("applied", "settings_asked_for", "setting", "level", "words"),
     [
         ({"prefill": False}, {}, "prefill", "note", "nothing is said of decoding against prefill"),
         ({"dtype_known_from": "the side's own words"}, {}, "dtype", "note", "bf16 is what the side was given"),
@@ -315,11 +315,11 @@ def test_a_server_that_says_all_and_does_as_it_says_is_not_accused() -> None:
     ],
 )
 def test_what_a_server_does_not_say_or_does_otherwise_is_found_once(
-    applied: dict[str, Any], asked: dict[str, Any], setting: str, level: str, words: str
+    applied: dict[str, Any], settings_asked_for: dict[str, Any], setting: str, level: str, words: str
 ) -> None:
     [difference] = [
         finding
-        for finding in preflight(sides({}, {**SERVER, **applied, "asked": {**ASKED, **asked}}))
+        for finding in preflight(sides({}, {**SERVER, **applied, "asked": {**ASKED, **settings_asked_for}}))
         if finding.setting != "temperature"
     ]
     assert (difference.setting, difference.level) == (setting, level)
@@ -334,8 +334,8 @@ def test_a_server_that_says_another_name_than_the_checkpoints_is_told(root: str 
         name="ckpt/policy-12", folder="/here/ckpt/policy-12", fingerprint="a", architecture="X", context_length=8,
         checkpoint_dtype="bfloat16", weight_bytes=1, has_tokenizer=True,
     )  # fmt: skip
-    told = preflight(sides({}, {**SERVER, "model_root": root}, checkpoints=(checkpoint, checkpoint)))
-    assert [finding.setting for finding in told] == settings
+    findings = preflight(sides({}, {**SERVER, "model_root": root}, checkpoints=(checkpoint, checkpoint)))
+    assert [finding.setting for finding in findings] == settings
 
 
 def test_a_server_that_serves_the_adapter_that_its_side_was_given_is_not_told() -> None:
@@ -354,7 +354,7 @@ def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("settings_asked_for", "found"),
     [
         ({"processes": 1}, []),
         ({"processes": None, "again": 0.03}, []),
@@ -369,9 +369,9 @@ def test_an_id_that_a_server_was_not_asked_about_accuses_nobody() -> None:
     ],
 )
 def test_replicas_behind_one_address_are_told_by_what_they_say_or_by_their_answers(
-    asked: dict[str, Any], found: list[tuple[str, str]]
+    settings_asked_for: dict[str, Any], found: list[tuple[str, str]]
 ) -> None:
-    findings = preflight(sides({}, {**SERVER, "asked": {**ASKED, **asked}}))
+    findings = preflight(sides({}, {**SERVER, "asked": {**ASKED, **settings_asked_for}}))
     mixture = [one for one in findings if one.setting in ("asked.processes", "asked.again, asked.in_a_crowd")]
     assert [one.level for one in mixture] == [level for level, _ in found]
     assert all(one.what.startswith(words) for one, (_, words) in zip(mixture, found, strict=True))

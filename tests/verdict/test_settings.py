@@ -42,13 +42,13 @@ def judged(
         "abs_logprob_diff_max": estimate(0.4 * of_largest),
     }
     given = {"infer": "x", "metrics": metrics, "verdict": OPEN.model_copy(update={"advice": [OWN]})}
-    told = SettingsContrast(
+    contrast = SettingsContrast(
         beside=("bf16", "bf16"),
         side="mu",
         settings=list(settings),
         ratios={"kl_k3": estimate(times), "abs_logprob_diff": estimate(of_abs)},
     )
-    return with_settings_contrast(base.model_copy(update=given | changes), told, base)
+    return with_settings_contrast(base.model_copy(update=given | changes), contrast, base)
 
 
 def test_an_fp8_cache_is_the_answer_where_no_fp32_pair_was_run() -> None:
@@ -110,10 +110,10 @@ def test_more_nats_than_any_rounding_makes_are_not_another_order_of_sums() -> No
     assert "more than rounding can" in pair.verdict.sentence
 
 
-def test_a_setting_whose_interval_holds_1_changes_nothing_that_can_be_told() -> None:
+def test_a_setting_whose_interval_holds_1_changes_nothing_measurable() -> None:
     pair = judged("prefix_caching = True", times=1.1, of_abs=1, of_largest=1, without=SOUND)
     assert pair.verdict.sentence.startswith(
-        "Settings: prefix caching changes nothing that can be told: KL 0.0024 a token, 1.1 [0.9, 1.4] times the same "
+        "Settings: prefix caching changes nothing measurable: KL 0.0024 a token, 1.1 [0.9, 1.4] times the same "
         "pair without it; "
     )
 
@@ -151,8 +151,8 @@ def test_a_log_is_not_judged_by_settings() -> None:
 
 def test_without_a_ratio_nothing_is_taken_for_rounding() -> None:
     base = beside(SOUND)
-    told = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
-    pair = with_settings_contrast(base.model_copy(update={"infer": "x", "verdict": OPEN}), told, base)
+    contrast = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
+    pair = with_settings_contrast(base.model_copy(update={"infer": "x", "verdict": OPEN}), contrast, base)
     assert pair.verdict.kind == "undecided"
     assert pair.settings_told_apart is not None
     assert pair.settings_told_apart.is_rounding is None

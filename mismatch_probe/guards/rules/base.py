@@ -205,7 +205,7 @@ class GuardSettings(Settings, ABC):
         return None
 
     def sees(self, values: Values) -> str:
-        """How small a change shows beside the noise of a step like this one; empty where the rule does not know."""
+        """The smallest change that stands out from the noise of such a step; empty where the rule does not know it."""
         return ""
 
     @abstractmethod

@@ -140,7 +140,7 @@ class CanaryFloorSettings(MetricGuardSettings):
 
 
 class CanaryFloor(Guard):
-    """The first canary sets the floor, or the first step after it that has a number; the rest is held against it.
+    """The first canary sets the floor, or the first step after it that has a number; later steps are compared with it.
 
     learnt: what the floor is the mean of; recent: the newest steps; each a value and its error. A state of the version
     before has the floor alone.

@@ -257,7 +257,7 @@ class ColumnSums:
 
     @property
     def doubtful_zeros(self) -> int:
-        """How many zeros may stand for what was not recorded, where no other side tells, or one that is 0 there too:
+        """How many zeros may stand for what was not recorded, where no other side shows it, or one that is 0 there too:
         many, and nothing nearly 0.
         """
         zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros

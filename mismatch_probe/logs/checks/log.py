@@ -93,7 +93,7 @@ class UnitSums:
 
 
 def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
-    """What is to be told of the units of entropies and of the sampler's log-probs."""
+    """The findings on the units of entropies and of the sampler's log-probs."""
     size = write_count(vocabulary_size or LARGEST_VOCABULARY)
     most = most_entropy(vocabulary_size)
     base = sums.sides.base or sums.entropies.base

@@ -151,21 +151,21 @@ class Copies:
 
     @property
     def are_all(self) -> bool:
-        """Whether the column is a copy throughout, and not only in some responses beside others that were computed."""
+        """Whether the column is a copy throughout, and not only in some responses among others that were computed."""
         return self.of_all.is_copy and not self.others_after_first.were_computed
 
     @property
     def count(self) -> int:
-        """Responses that are copies beside the others, each by itself or the short ones together."""
+        """Responses that are copies among others that are not, each by itself or the short ones together."""
         rows = (CopyTotals(*row) for row in zip(self.telling, self.equal, strict=True))
         return self.short.copied + sum(row.is_copy_beside(self.others) for row in rows)
 
     @property
     def rows(self) -> CopiedRows:
-        """What tells a response that is a copy."""
+        """The counts by which a response is recognised as a copy."""
         return CopiedRows(self.others, self.short.are_copies)
 
 
 def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
-    """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, beside other responses."""
+    """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, where others are not."""
     return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())

@@ -66,7 +66,7 @@ class Alignment:
 
     @property
     def shift(self) -> int:
-        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not, or cannot be told."""
+        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not or nothing shows it."""
         by_shift = self.correlations
         if by_shift is None:
             return 0
@@ -109,7 +109,7 @@ def unrecorded_finding(
 
 
 def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
-    """What is to be told of a column, of the steps that it is recorded in."""
+    """The findings on a column, over the steps that have it."""
     if sums.wrong_sign:
         sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
         yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
@@ -200,7 +200,7 @@ def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
 
 
 def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
-    """What is to be told of masks and ids."""
+    """The findings on masks and ids."""
     yield LogFinding.of(
         LogCode.MASK_COUNTS,
         evidence={"sampled": rows.sampled, "not_sampled": rows.not_sampled, "padding": rows.padding},

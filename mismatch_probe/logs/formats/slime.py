@@ -1,7 +1,7 @@
 """slime and miles: the dumps of `--dump-details`, one file of `torch.save` a rollout.
 
 The train dump (version 2) has both sides. The rollout dump has the sampler's alone, and the weight versions. A train
-dump takes them from the rollout dump of the same name, in `rollout_data/` beside `train_data/`: `rollout_position`
+dump takes them from the rollout dump of the same name, in `rollout_data/` next to `train_data/`: `rollout_position`
 counts its samples.
 
 miles, which began as a copy of it: `dashboard_columns/rollout_N.parquet` of `--dump-details`, a sample a row.

@@ -226,7 +226,7 @@ def _growth_tiles(growth: StepGrowth) -> list[Tile]:
 
 
 def _settings_tiles(contrast: SettingsContrast) -> list[Tile]:
-    """How many times the KL of the pair beside; none where that cannot be had."""
+    """The ratio of the pair's KL to that of its counterpart; no tile where there is no ratio."""
     ratio = contrast.ratios.get("kl_k3")
     if ratio is None:
         return []

@@ -54,7 +54,7 @@ SHOWN_METRICS = (
 _KINDS_FIRST: Final = ("settings", APPLIED, "model", "versions", "hardware", "git")
 _AT_THE_TOP: Final = 8
 _OTHER_LENGTH: Final = 1.25
-"""Mean lengths of responses that are so many times each other are said."""
+"""Mean lengths of responses whose ratio is at least this get a sentence."""
 
 ChangeInStages = tuple[Change, list[str]]
 NamedMetric = tuple[str, MetricDifference]

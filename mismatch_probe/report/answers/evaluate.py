@@ -185,7 +185,7 @@ _GAPS: Final = (
 
 
 def accuracy_figure(evaluation: Evaluation) -> Figure:
-    """Both drawings; what cannot be told has no mark."""
+    """Both drawings; an estimate that the responses do not allow has no mark."""
     present = [accuracy for accuracy in _ACCURACIES if any(accuracy.read(pair) for pair in evaluation.pairs)]
     return Figure(
         "figure-accuracy",

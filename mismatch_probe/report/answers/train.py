@@ -222,7 +222,7 @@ def _footnote(runs: Runs) -> str:
 
 
 def _no_ratios(courses: Sequence[Course]) -> list[str]:
-    """Why the mismatch of one run is not said to be so many times that of another."""
+    """Why there is no ratio of one run's mismatch to another's."""
     reasons = [
         f"{first.label} and {other.label} ({join_names([setting_words(name) for name in names])})"
         for first, other in combinations(courses, 2)

@@ -174,7 +174,7 @@ def draw_firings(heading: Heading, marks: Sequence[Mark], last_step: int) -> Pan
 _BAND_ALPHA, _SPAN_ALPHA = 0.18, 0.1
 _HEAD = 0.97
 _LEAST_RANGE = 10.0
-"""At least a power of ten, so that noise does not look like a trend and ticks are told apart."""
+"""At least a power of ten, so that noise does not look like a trend and ticks differ."""
 _MOST_TICKS = 9
 
 

@@ -64,7 +64,7 @@ class Curve:
 
 
 class Fired(NamedTuple):
-    """A guard that fired: at which step, at which value of the metric, and what it said."""
+    """A guard that fired: at which step, at which value of the metric, and its sentence."""
 
     step: int
     value: float

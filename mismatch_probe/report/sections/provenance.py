@@ -186,7 +186,7 @@ def both_sides(label: str, engine: StageSettings, path: StageSettings) -> Block:
 def _set_otherwise(
     first: str, of_first: tuple[StageSettings, StageSettings], label: str, sides: tuple[StageSettings, StageSettings]
 ) -> Block:
-    """What a pair has otherwise than the first one, of which everything is told."""
+    """The settings in which a pair differs from the first pair, whose settings are all shown."""
     earlier_values, own_values = ([dict(flat(side[1])) for side in pair] for pair in (of_first, sides))
     names = dict.fromkeys(name for side in (*own_values, *earlier_values) for name in side)
     changes = [

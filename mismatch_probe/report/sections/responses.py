@@ -75,7 +75,7 @@ def _diffs(response: ResponseTokens) -> list[float | None]:
 
 
 def worst(summary: Summary, *, has_text: bool = True) -> Section:
-    """`has_text`: whether the checkpoint has a tokenizer that tells the text of its tokens."""
+    """`has_text`: whether the checkpoint has a tokenizer, by which tokens have a text."""
     blocks: list[Block] = [] if has_text else [Note(_NO_TEXT)]
     most = most_tokens(summary)
     blocks += [block for pair in summary.pairs for block in _tables(pair, most, windows(summary, pair))]
@@ -129,7 +129,7 @@ def _response_table(
     anchor: str = "",
     is_folded: bool = False,
 ) -> Table:
-    """A row has the row's anchor beside its token where the page shows the token in its whole response too."""
+    """A row has the row's anchor next to its token where the page shows the token in its whole response too."""
     columns: list[Column[tuple[TokenInContext, str | None]]] = [
         Column("token in its context", lambda row: _in_context(row[0])),
         Column("d", lambda row: write_number(row[0].log_pi - row[0].log_mu)),

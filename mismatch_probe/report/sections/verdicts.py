@@ -56,7 +56,7 @@ def verdicts(summary: Summary) -> Section:
 
 
 def _pairs_by_verdict(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
-    """Pairs of the same verdict: all that are fine, and bugs that are told in the same words."""
+    """Pairs of the same verdict: all that are fine, and bugs with the same words."""
     groups: dict[tuple[str, ...], list[PairSummary]] = {}
     for pair in pairs:
         verdict = pair.verdict

@@ -131,7 +131,7 @@ def _read(
 
 
 def _run_style(manifest: TrainingManifest, number: int, num_runs: int, *, by_dtypes: bool) -> PairStyle:
-    """A run alone needs no dash and no marker to be told."""
+    """A single run needs no dash and no marker to be recognised."""
     settings = manifest.settings
     if num_runs == 1:
         return PairStyle(settings.infer_dtype, (), "")

@@ -73,7 +73,7 @@ _MOVING = "Dotted across: what guards hold a step against, by the steps before i
 
 
 def dynamics(courses: Sequence[Course]) -> list[Section]:
-    """A section for each group of drawings; what never changes is told in words."""
+    """A section for each group of drawings; what never changes has a sentence."""
     return [_dynamics_section(section, courses) for section in SECTIONS]
 
 
@@ -136,7 +136,7 @@ def _dynamics_panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel
 
 
 def _moving_limits(plot: Plot, courses: Sequence[Course]) -> list[MovingLimit]:
-    """Of a run alone: each run of a page has its own, and nobody could tell them apart."""
+    """Only for a single run: each run has events of its own, and in one drawing nobody could distinguish them."""
     if len(courses) > 1:
         return []
     return [limit for name in plot.metrics for limit in moving_limits_on(name, courses[0])]

@@ -108,7 +108,9 @@ LEAST_CUT = 0.01
 """Mass that must be cut for that: a log-softmax in 16 bit moves the mean weight by 0.005."""
 
 FAR_OUTSIDE = 8.0
-"""Standard errors by which the mean weight must miss 1."""
+"""Standard errors by which the mean weight must miss 1: over responses, or over tokens, whose weights have mean 1
+whatever came before them where both sides keep all tokens. Of few responses a cut that is deep in some and not in
+others has a large error over responses."""
 
 
 @SIGNATURES.of(Code.TRUNCATED_SUPPORT)
@@ -130,10 +132,11 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
 def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
     d = sign * diff
     least = min(VARIATION_IN_FLOORS * disagreement.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
-    weight = Estimator(disagreement.pair.sequences).mean(1 + weight_excess(diff), "token", Scale.POSITIVE)
-    error = None if weight is None else weight.standard_error
-    if np.std(d) < least or weight is None or error is None:
+    excess = weight_excess(diff)
+    weight = Estimator(disagreement.pair.sequences).mean(1 + excess, "token", Scale.POSITIVE)
+    if np.std(d) < least or weight is None or weight.standard_error is None:
         return None
+    error = min(weight.standard_error, root_mean_square(excess) / math.sqrt(excess.size))
     kept_share = weight.value if sign < 0 else 1 / weight.value
     if kept_share < LEAST_KEPT and not _correlate(disagreement.pair):
         return None
@@ -179,7 +182,7 @@ UNEXPLAINED_RMS = 0.35
 
 UNEXPLAINED_RMS_NEAR_1 = 0.7
 NEAR_1 = 4 / 3
-"""A ratio from 3/4 to 4/3 may leave this much, as one near 1 does beside 16-bit rounding. Other weights that move
+"""A ratio from 3/4 to 4/3 may leave this much, as one near 1 does under 16-bit rounding. Other weights that move
 log-probs by s nats have a slope too, since tokens were sampled from mu: of about s^2, which explains s^2 of d's square.
 So with a slope of less than a third they explain less than that."""
 
@@ -229,7 +232,7 @@ def temperature(disagreement: Disagreement) -> Cause | None:
 
 
 def _halves_agree(columns: Floats, values: Floats) -> bool:
-    """Whether certain and uncertain contexts tell the same slope, as one temperature makes them."""
+    """Whether certain and uncertain contexts have the same slope, as one temperature makes them."""
     uncertain = columns[:, 1] > np.median(columns[:, 1])
     low, high = (LeastSquares(columns[half], values[half]).coefficients[0] for half in (~uncertain, uncertain))
     return bool(abs(low - high) <= HALVES_AGREE * max(abs(low), abs(high)))

@@ -34,9 +34,9 @@ def test_the_references_that_do_not_fit_what_is_free_are_named_with_both_sizes()
     assert stages_by_layer(make_plan(settings()).stages, large, with_free(400 * 10**9)) == {}
 
 
-@pytest.mark.parametrize(("asked", "free_bytes", "expected"), [(True, 2**40, 2), (False, 2**20, 0)])
-def test_what_is_asked_for_is_done_whatever_is_free(asked: bool, free_bytes: int, expected: int) -> None:
-    assert len(layered(free_bytes, reference={"by_layer": asked}).by_layer) == expected
+@pytest.mark.parametrize(("is_asked_for", "free_bytes", "expected"), [(True, 2**40, 2), (False, 2**20, 0)])
+def test_what_is_asked_for_is_done_whatever_is_free(is_asked_for: bool, free_bytes: int, expected: int) -> None:
+    assert len(layered(free_bytes, reference={"by_layer": is_asked_for}).by_layer) == expected
 
 
 def test_rounding_that_changes_nothing_is_not_scored_and_not_named() -> None:
@@ -48,14 +48,14 @@ def test_a_device_map_keeps_it_whole() -> None:
 
 
 def test_the_checkpoint_is_read_once_for_the_work_and_for_each_try_before() -> None:
-    whole, by_layer = layered(2**40), layered(100 * 10**9)
+    at_once, by_layer = layered(2**40), layered(100 * 10**9)
     stored = 2 * LARGE.parameters
     planned = stage(REFERENCE)
-    assert work_of(planned, whole).disk_bytes == 0
-    assert loading_work(planned, whole).disk_bytes == stored
+    assert work_of(planned, at_once).disk_bytes == 0
+    assert loading_work(planned, at_once).disk_bytes == stored
     assert work_of(planned, by_layer).disk_bytes == stored
     assert loading_work(planned, by_layer).disk_bytes == 3 * stored
-    assert work_of(planned, by_layer).matrix_flops == work_of(planned, whole).matrix_flops
+    assert work_of(planned, by_layer).matrix_flops == work_of(planned, at_once).matrix_flops
 
 
 def test_hidden_states_that_are_too_many_go_through_the_disk_once_a_layer() -> None:

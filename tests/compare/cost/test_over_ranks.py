@@ -53,9 +53,9 @@ def test_ranks_with_gpus_share_whole_passes_and_no_more_of_them_than_there_are(
     on_cpu = workload(prompts=prompts, **sides)
     on_gpus = replace(on_cpu, ranks_share_cores=False)
     scoring = stage("score-train-all", **sides)
-    whole, each = work_of(scoring, on_cpu).matrix_flops, work_of(scoring, on_gpus).matrix_flops
-    assert each == pytest.approx(share * whole, rel=0.15)
-    assert each >= whole / ranks
+    on_one, each = work_of(scoring, on_cpu).matrix_flops, work_of(scoring, on_gpus).matrix_flops
+    assert each == pytest.approx(share * on_one, rel=0.15)
+    assert each >= on_one / ranks
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 8])

@@ -40,33 +40,33 @@ def top(page: str) -> str:
 
 
 def test_a_failed_test_says_failed_and_why_although_its_training_finished(tmp_path: Path) -> None:
-    told = top(page_of(tmp_path, passed=False, verdict="not passed: all 60 steps are done", accuracy=SOLVED))
-    assert told.startswith(" ✕ failed Sanity test of demo Sanity test failed: all 60 steps are done.")
-    assert "82.1 % [79.0 %, 85.0 %] of the latest responses to 2 problems solved." in told
-    assert "79.0 % to 85.0 %; more than 95 % passes" in told
-    assert "finished" not in told
+    text = top(page_of(tmp_path, passed=False, verdict="not passed: all 60 steps are done", accuracy=SOLVED))
+    assert text.startswith(" ✕ failed Sanity test of demo Sanity test failed: all 60 steps are done.")
+    assert "82.1 % [79.0 %, 85.0 %] of the latest responses to 2 problems solved." in text
+    assert "79.0 % to 85.0 %; more than 95 % passes" in text
+    assert "finished" not in text
 
 
 def test_a_passed_test_says_passed(tmp_path: Path) -> None:
-    told = top(page_of(tmp_path, passed=True, verdict="passed at step 60", accuracy=SOLVED))
-    assert told.startswith(" ✓ passed Sanity test of demo Sanity test passed at step 60.")
-    assert "failed" not in told
+    text = top(page_of(tmp_path, passed=True, verdict="passed at step 60", accuracy=SOLVED))
+    assert text.startswith(" ✓ passed Sanity test of demo Sanity test passed at step 60.")
+    assert "failed" not in text
 
 
 def test_a_test_that_goes_on_is_unfinished(tmp_path: Path) -> None:
-    told = top(page_of(tmp_path, kept=None, latest={}))
-    assert told.startswith(" ? unfinished Sanity test of demo Sanity test unfinished. Not every problem was seen.")
+    text = top(page_of(tmp_path, kept=None, latest={}))
+    assert text.startswith(" ? unfinished Sanity test of demo Sanity test unfinished. Not every problem was seen.")
 
 
 @pytest.mark.slow
 def test_the_terminal_says_whether_it_is_passed_before_how_training_ended(tmp_path: Path) -> None:
     page_of(tmp_path, passed=False, verdict="not passed: all 60 steps are done", accuracy=SOLVED)
-    said = probe("report", tmp_path / "run", code=ExitCode.PASS).stdout
-    assert said.startswith(
+    output = probe("report", tmp_path / "run", code=ExitCode.PASS).stdout
+    assert output.startswith(
         "Sanity test failed: all 60 steps are done. 82.1 % [79.0 %, 85.0 %] of the latest responses to 2 problems "
         "solved.\nMore than 95 % passes.\n"
     )
-    assert said.index("Finished ") > said.index("More than 95 %")
+    assert output.index("Finished ") > output.index("More than 95 %")
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_a_firing_that_is_pointed_at_says_what_a_stranger_wrote_as_text(tab: Tab
     tab.draw_all()
     tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: 0, pointNumber: 0}}])")
     tab.wait(f"{drawing}.querySelector('.hovertext')")
-    said = tab.run(f"{drawing}.querySelector('.hovertext').textContent")
-    assert "<b>bold</b><script>" in said
-    assert "go back to the last good checkpoint" in said
+    hover_text = tab.run(f"{drawing}.querySelector('.hovertext').textContent")
+    assert "<b>bold</b><script>" in hover_text
+    assert "go back to the last good checkpoint" in hover_text
     assert tab.run(f"{drawing}.querySelector('.hovertext b, .hovertext script, .hovertext [style*=bold]')") is None
     assert tab.run("document.documentElement.dataset.ran") is None
     assert tab.console == []

@@ -24,5 +24,5 @@ print(sorted(heavy & set(sys.modules)))
 @pytest.mark.slow
 def test_a_training_page_is_rendered_without_any_engine() -> None:
     done = subprocess.run([sys.executable, "-c", REFUSE_ENGINES], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert done.stdout.strip() == "[]"

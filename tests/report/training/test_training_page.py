@@ -34,7 +34,7 @@ DIAGNOSIS = "The mismatch of the two sides grows with equal weights. Use fp16 or
 COLLAPSE = TrainingSample(
     dtype=Dtype.BF16,
     steps=44,
-    asked=200,
+    steps_asked=200,
     outcome=f"stopped: {DIAGNOSIS}",
     grows_at=10,
     overflows=(20, 21),
@@ -243,7 +243,7 @@ def test_why_there_is_no_ratio_stands_on_the_page(tmp_path: Path) -> None:
     "change",
     [
         {"seed": 1, "problems": "9" * 16},
-        {"asked": 90},
+        {"steps_asked": 90},
         {"settings": {"checkpoint": CheckpointSettings(every=7), "policy": PolicySettings(micro_batch_tokens=99)}},
     ],
 )
@@ -298,14 +298,14 @@ def test_the_headline_of_several_runs_tells_how_they_ended(tmp_path: Path) -> No
 
 
 def test_every_firing_says_where_it_is_pointed_at_what_was_seen_and_what_was_done(collapsed: str) -> None:
-    said = {
+    sentences = {
         (trace["marker"]["symbol"], step): text
         for trace in drawing(collapsed, "guards-run-1")["data"]
         for step, text in zip(trace["x"], trace["hovertext"], strict=True)
     }
-    assert said[("circle-open", 31)].startswith("mismatch-drift, step 31<br>KL (k3) is 0.02")
-    assert "skip the update, send the weights again" in said[("diamond", 38)]
-    assert said[("x", 44)].endswith("asked to stop")
+    assert sentences[("circle-open", 31)].startswith("mismatch-drift, step 31<br>KL (k3) is 0.02")
+    assert "skip the update, send the weights again" in sentences[("diamond", 38)]
+    assert sentences[("x", 44)].endswith("asked to stop")
 
 
 def test_a_step_that_a_guard_changed_says_so_in_every_drawing(collapsed: str) -> None:
@@ -361,7 +361,7 @@ def test_a_folder_without_a_training_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
-    page = page_of(tmp_path, TrainingSample(steps=2000, asked=2000))
+    page = page_of(tmp_path, TrainingSample(steps=2000, steps_asked=2000))
     assert len(page.encode()) < 2_500_000
 
 

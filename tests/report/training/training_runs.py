@@ -27,7 +27,7 @@ class TrainingSample:
 
     dtype: Dtype = Dtype.FP16
     steps: int = 60
-    asked: int = 60
+    steps_asked: int = 60
     outcome: str = "finished"
     seed: int = 0
     grows_at: int | None = None
@@ -135,7 +135,7 @@ def _manifest(sample: TrainingSample) -> TrainingManifest:
                 "task": TaskSettings(source="sums:terms=3"),
                 "train_dtype": sample.dtype,
                 "infer_dtype": sample.dtype,
-                "steps": sample.asked,
+                "steps": sample.steps_asked,
                 "seed": sample.seed,
                 **sample.settings,
             }

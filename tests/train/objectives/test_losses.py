@@ -51,13 +51,13 @@ def test_a_gradient_is_the_finite_difference_of_the_loss(objective: Objective):
 def test_micro_batches_add_up_to_the_loss_of_the_update(objective: Objective):
     batch = random_batch()
     update, logprobs = planned(objective, batch).update(), moved(batch)
-    whole = policy_loss(update, logprobs, range(8))
+    loss_of_all = policy_loss(update, logprobs, range(8))
     parts = [policy_loss(update, logprobs[tokens_at(rows)], rows) for rows in ([5, 0], [7], [2, 1, 6], [4, 3])]
     total = sum((part.loss for part in parts), torch.zeros(()))
-    torch.testing.assert_close(total, whole.loss)
-    torch.testing.assert_close(gradient(total, logprobs), gradient(whole.loss, logprobs))
-    assert sum(int(part.num_clipped) for part in parts) == whole.num_clipped
-    assert sum(int(part.num_tokens) for part in parts) == whole.num_tokens
+    torch.testing.assert_close(total, loss_of_all.loss)
+    torch.testing.assert_close(gradient(total, logprobs), gradient(loss_of_all.loss, logprobs))
+    assert sum(int(part.num_clipped) for part in parts) == loss_of_all.num_clipped
+    assert sum(int(part.num_tokens) for part in parts) == loss_of_all.num_tokens
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)

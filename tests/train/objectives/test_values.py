@@ -42,11 +42,11 @@ def test_the_gradient_of_the_value_loss_is_its_finite_difference():
 def test_value_losses_of_micro_batches_add_up():
     batch = random_batch(excluded=[6])
     update, values = planned(PPO, batch).update(), new_values(batch)
-    whole = value_loss(update, values, range(8))
+    loss_of_all = value_loss(update, values, range(8))
     micro_batches = ([3, 1], [0, 7, 6], [5], [2, 4])
     parts = sum((value_loss(update, values[tokens_at(rows)], rows) for rows in micro_batches), torch.zeros(()))
-    torch.testing.assert_close(parts, whole)
-    torch.testing.assert_close(gradient(parts, values), gradient(whole, values))
+    torch.testing.assert_close(parts, loss_of_all)
+    torch.testing.assert_close(gradient(parts, values), gradient(loss_of_all, values))
 
 
 def test_a_value_that_moved_too_far_towards_its_return_stops_learning():

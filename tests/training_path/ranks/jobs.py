@@ -38,19 +38,19 @@ def score_over_ranks(
 ) -> tuple[list[ScoredSequence], dict[str, Any]]:
     """Scores of the batches, and the effective settings; `fault` is what the last rank does wrong."""
     sequences = [[asdict(sequence) for sequence in batch] for batch in batches]
-    asked = [str(checkpoint), dtype.value, settings.model_dump(mode="json"), sequences, named]
+    arguments = [str(checkpoint), dtype.value, settings.model_dump(mode="json"), sequences, named]
     with places_here(ranks) as places:
         functions = [leads, *[follows] * (ranks - 1)]
         jobs = [
-            in_place(Job("scoring", function, (asked, fault), "training", ""), place)
+            in_place(Job("scoring", function, (arguments, fault), "training", ""), place)
             for function, place in zip(functions, places, strict=True)
         ]
         scored, effective = run_together(jobs[0], jobs[1:], lambda message: None)
     return [_from_json(one) for one in scored], effective
 
 
-def leads(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    checkpoint, dtype, settings, batches, named = asked
+def leads(send: Send, arguments: list[Any], fault: str, place: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    checkpoint, dtype, settings, batches, named = arguments
     if fault in _ON_EVERY_RANK or fault in _OF_THE_FIRST:
         {**_ON_EVERY_RANK, **_OF_THE_FIRST}[fault]()
     group.join(RankPlace.from_json(place))
@@ -77,7 +77,7 @@ def _counted_passes() -> list[int]:
     return passes
 
 
-def follows(send: Send, asked: list[Any], fault: str, place: dict[str, Any]) -> None:
+def follows(send: Send, arguments: list[Any], fault: str, place: dict[str, Any]) -> None:
     if fault in _ON_EVERY_RANK:
         _ON_EVERY_RANK[fault]()
     elif place["rank"] == place["ranks"] - 1 and fault not in _OF_THE_FIRST:
@@ -93,12 +93,12 @@ def _load_whole() -> None:
 def _have_older_transformers() -> None:
     """In the module that the package holds: transformers, as it loads, puts a second one in its place."""
     sharding.transformers.DistributedConfig = None
-    asked = precision.loading_arguments
+    loading_arguments = precision.loading_arguments
 
     def asked_earlier(*arguments: Any) -> dict[str, Any]:
-        told = asked(*arguments)
-        assert "distributed_config" not in told, "the fault did not reach the package"
-        return told
+        loaded_with = loading_arguments(*arguments)
+        assert "distributed_config" not in loaded_with, "the fault did not reach the package"
+        return loaded_with
 
     precision.loading_arguments = asked_earlier
 

@@ -62,12 +62,12 @@ def has_room(folder: Path, dtype: Dtype) -> bool:
         raise LoadedError
 
     try:
-        whole = whole_pass(folder, dtype, TrainingPathSettings(ranks=1), torch.device("cpu"), load)
+        pass_of_all = whole_pass(folder, dtype, TrainingPathSettings(ranks=1), torch.device("cpu"), load)
     except LoadedError:
         return True
-    assert whole is not None
-    assert whole.why_not is not None
-    assert whole.why_not.startswith("the whole model may take")
+    assert pass_of_all is not None
+    assert pass_of_all.why_not is not None
+    assert pass_of_all.why_not.startswith("the whole model may take")
     return False
 
 

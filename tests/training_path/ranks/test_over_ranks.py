@@ -74,8 +74,8 @@ def test_ranks_give_the_bits_of_one_process(
     sequences: list[TokenSequence],
 ) -> None:
     folder = divisible(family)
-    asked = TrainingPathSettings(ranks=ranks, **settings)
-    scored, effective = score_over_ranks(ranks, folder, dtype, asked, batches(sequences))
+    arguments = TrainingPathSettings(ranks=ranks, **settings)
+    scored, effective = score_over_ranks(ranks, folder, dtype, arguments, batches(sequences))
     assert same_bits(scored, by_one(folder, dtype, sequences, settings))
     assert effective["ranks"]["ranks"] == ranks
     assert effective["ranks"]["held_share"] < 1.2 / ranks
@@ -87,9 +87,9 @@ def test_batches_of_one_pass_are_shared_by_ranks_that_divide_no_product(
     tensor_parallel: int, at_once: int, passes_here: int, divisible: Checkpoint, sequences: list[TokenSequence]
 ) -> None:
     """On a GPU each batch is one pass: taken one by one, all ranks would compute the same."""
-    asked = TrainingPathSettings(ranks=2, tensor_parallel=tensor_parallel)
+    arguments = TrainingPathSettings(ranks=2, tensor_parallel=tensor_parallel)
     alone = [[sequence] for sequence in sequences[:4]]
-    _, effective = score_over_ranks(2, divisible("qwen3"), Dtype.BF16, asked, alone)
+    _, effective = score_over_ranks(2, divisible("qwen3"), Dtype.BF16, arguments, alone)
     assert (effective["at_once"], effective["passes_here"]) == (at_once, passes_here)
 
 
@@ -106,8 +106,8 @@ def test_large_products_have_the_bits_of_one_process_with_as_many_threads(
         expected = by_one(folder, dtype, sequences, {})
     finally:
         torch.set_num_threads(threads)
-    asked = (2, folder, dtype, TrainingPathSettings(ranks=2), batches(sequences))
-    scored, _ = score_over_ranks(*asked, num_threads=num_threads)
+    arguments = (2, folder, dtype, TrainingPathSettings(ranks=2), batches(sequences))
+    scored, _ = score_over_ranks(*arguments, num_threads=num_threads)
     assert same_bits(scored, expected)
 
 
@@ -169,9 +169,9 @@ def test_a_version_without_distributed_config_is_asked_by_its_earlier_keyword(
 ) -> None:
     """transformers still takes both, and gives the same model."""
     settings = TrainingPathSettings(tensor_parallel=2)
-    asked = (2, divisible("llama"), Dtype.BF16, settings, batches(sequences))
-    older, effective = score_over_ranks(*asked, fault="older transformers")
-    assert same_bits(older, score_over_ranks(*asked)[0])
+    arguments = (2, divisible("llama"), Dtype.BF16, settings, batches(sequences))
+    older, effective = score_over_ranks(*arguments, fault="older transformers")
+    assert same_bits(older, score_over_ranks(*arguments)[0])
     assert effective["ranks"]["held_share"] < 0.8
 
 
