@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mismatch_probe.engines.token_text import TokenTexts
     from mismatch_probe.importing.run import Log
     from mismatch_probe.logs import Format, LogFinding, Source
+    from mismatch_probe.logs.metric_files import MetricLog
     from mismatch_probe.records.manifest import LogFile
     from mismatch_probe.records.run_directory import RunDirectory
 
@@ -69,6 +70,7 @@ def import_log(
     from mismatch_probe.importing.run import import_log
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
+    from mismatch_probe.logs.metric_files import metrics_of
     from mismatch_probe.notation import write_count, write_many
     from mismatch_probe.records.kinds import RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
@@ -90,6 +92,8 @@ def import_log(
     directory.require_free()
     if scored is not None:
         RunDirectory(scored).require_free()
+    if (metrics := metrics_of(source, format)) is not None:
+        return _import_metrics(metrics, source, directory, flag_values, json_output=json_output)
     texts = _texts_by(flag_values)
     log_format = recognise(source, format)
     console.print(f"Format: {log_format.title}", soft_wrap=True)
@@ -128,6 +132,36 @@ def import_log(
         )
         return ExitCode.INCONCLUSIVE
     return show_run(run, json_output=json_output)
+
+
+def _import_metrics(
+    metrics: MetricLog, source: Path, directory: RunDirectory, flag_values: Mapping[str, Any], *, json_output: bool
+) -> ExitCode:
+    """What metrics alone tell, in a folder with its page.
+
+    Raises:
+        UsageError: a checkpoint is given, with which nothing can be computed.
+        StorageError: the disk refused.
+    """
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.importing.run import reading_of_metrics
+    from mismatch_probe.records.lines import CurvesDirectory
+    from mismatch_probe.report.answers.curves import curves_answer
+    from mismatch_probe.report.page import write_curves_report
+    from mismatch_probe.report.screen import print_answer
+
+    if "model" in flag_values:
+        raise UsageError(
+            f"{source} holds metrics and no token, so a checkpoint has nothing to score; leave --model out"
+        )
+    reading = reading_of_metrics(source, metrics)
+    folder = CurvesDirectory(directory.path)
+    folder.write(reading)
+    path = write_curves_report(folder)
+    console = results(as_json=json_output)
+    print_answer(curves_answer(reading), console)
+    print_outcome(console, path, reading, as_json=json_output)
+    return reading.exit_code
 
 
 def _texts_by(flag_values: Mapping[str, Any]) -> TokenTexts:

@@ -38,7 +38,7 @@ def report(
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.records.kinds import FINDINGS, TRAININGS, kind_of
+    from mismatch_probe.records.kinds import FINDINGS, TRAININGS, RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.rendering import PlotlyJs
@@ -58,6 +58,10 @@ def report(
         if recompute:
             raise UsageError("--recompute is for comparisons; what headroom and localize found is shown as it was")
         _report_findings(runs[0], plotly_js=plotly_js, json_output=json_output)
+    elif kinds[0] is RunKind.CURVES:
+        if recompute:
+            raise UsageError("--recompute is for comparisons; a reading of metrics is made again by `import`")
+        return _report_curves(runs[0], plotly_js=plotly_js, json_output=json_output)
     else:
         return _report_comparison(
             RunDirectory(runs[0]), recompute=recompute, plotly_js=plotly_js, json_output=json_output
@@ -115,6 +119,27 @@ def _report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) ->
     console = results(as_json=json_output)
     print_answer(document_answer(document), console)
     print_outcome(console, path, document, as_json=json_output)
+
+
+def _report_curves(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:
+    """Render what `import` read in metrics alone.
+
+    Raises:
+        BrokenRecord: it cannot be read.
+        StorageError: the disk refused the write.
+    """
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.records.lines import CurvesDirectory
+    from mismatch_probe.report.answers.curves import curves_answer
+    from mismatch_probe.report.page import write_curves_report
+    from mismatch_probe.report.screen import print_answer
+
+    directory = CurvesDirectory(folder)
+    path, reading = write_curves_report(directory, plotly_js), directory.read()
+    console = results(as_json=json_output)
+    print_answer(curves_answer(reading), console)
+    print_outcome(console, path, reading, as_json=json_output)
+    return reading.exit_code
 
 
 def _report_training(

@@ -38,6 +38,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "localize": "localize --json, localize-TRAIN-INFER.json",
     "explain": "explain --json, RUN/explain.json",
     "watch": "watch --json",
+    "curves": "import --json of metrics alone, RUN/curves.json",
 }
 """Each document and where it is found."""
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -71,7 +72,7 @@ def documents() -> dict[str, type[BaseModel]]:
     from mismatch_probe.records.findings import Explanation, Localization
     from mismatch_probe.records.gate_result import GateResult, NoiseFloor
     from mismatch_probe.records.headroom import Headroom
-    from mismatch_probe.records.lines import WatchRecord
+    from mismatch_probe.records.lines import CurveReading, WatchRecord
     from mismatch_probe.records.summary import Examination, Summary
     from mismatch_probe.records.training_run import Canary, SanityRecord, TrainingSummary
 
@@ -90,6 +91,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "localize": Localization,
         "explain": Explanation,
         "watch": WatchRecord,
+        "curves": CurveReading,
     }
 
 

@@ -163,7 +163,7 @@ _JUMP = 10.0
 
 @ENDINGS.of(EndCause.STALE_SYNC)
 def stale_sync(window: Window) -> Diagnosis | None:
-    """The engine repeats its log-probs bit for bit, or a resync brings back a mismatch that had grown before it."""
+    """The engine repeats its log-probs bit for bit, or a resync ends a mismatch that had grown before it."""
     recent = sorted(window.history)[-RECENT_STEPS:]
     stale_steps = [step for step in recent if window.history[step].get("sync/engine_unchanged", 0.0) > 0]
     if stale_steps:
@@ -172,7 +172,7 @@ def stale_sync(window: Window) -> Diagnosis | None:
         if event.step in recent and any(action.kind is ActionKind.RESYNC for action in event.actions):
             k3_before = window.history.get(event.step, {}).get("mismatch/kl_k3", math.nan)
             k3_after = window.history.get(event.step + 1, {}).get("mismatch/kl_k3", math.nan)
-            if k3_before > _JUMP * k3_after:
+            if k3_before > _JUMP * k3_after and k3_after <= _ENGINE_K3:
                 return Diagnosis.of(
                     EndCause.STALE_SYNC,
                     "resync",

@@ -1,13 +1,15 @@
 """A log becomes a run directory that `report`, `gate` and `diff` read."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
+from mismatch_probe import __version__
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
@@ -24,11 +26,16 @@ from mismatch_probe.importing.rows import (
 )
 from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
+from mismatch_probe.logs.metric_files import OWN_NAMES, MetricLog, metric_names, quantity_words
+from mismatch_probe.provenance import environment
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
+from mismatch_probe.records.lines import CurveReading
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.stats.catalogue import METRICS, metric_words
+from mismatch_probe.verdict.curves import NamedCurve, read_curves
 
 LOG_FOLDER: Final = "log"
 IDS: Final = TokenTexts(None)
@@ -156,4 +163,40 @@ def _require_usable_log(log: Log, census: Census, columns: Columns, findings: Se
         raise UsageError(
             f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
             "where it is written"
+        )
+
+
+def reading_of_metrics(source: Path, log: MetricLog) -> CurveReading:
+    """What the metrics of a log tell, which has no tokens."""
+    return read_curves(
+        list(_named_curves(log)),
+        tool_version=__version__,
+        created_at=environment.utc_now(),
+        source=str(source),
+        kind=log.kind,
+        file_names=[str(file) for file in log.files],
+        unknown=sorted(log.unknown),
+        notes=log.notes,
+    )
+
+
+def _named_curves(log: MetricLog) -> Iterator[NamedCurve]:
+    """Each curve in the order of the table of names. What this tool sent to a tracker stands there under the names of
+    other trainers too, and is taken once.
+    """
+    names = [name for name in metric_names().values() if name.name in log.series]
+    own = [name for name in names if name.trainer == OWN_NAMES]
+    is_own = any(name.name.startswith("mismatch/") for name in own)
+    for name in own if is_own else names:
+        series = sorted(log.series[name.name].items())
+        words = metric_words(name.metric) if name.metric in METRICS else quantity_words()[name.metric]
+        yield NamedCurve(
+            name=name.name,
+            trainer=name.trainer,
+            metric=name.metric,
+            words=words,
+            note=name.note,
+            source=name.source,
+            steps=np.array([step for step, _ in series], np.int64),
+            values=np.array([value for _, value in series], np.float64),
         )

@@ -14,6 +14,7 @@ EVALUATION: Final = "evaluation.json"
 HEADROOM_FILE: Final = "headroom.json"
 LOCALIZATIONS: Final = "localize-*-*.json"
 EXPLANATIONS: Final = "explain*.json"
+CURVES_FILE: Final = "curves.json"
 
 
 class RunKind(Enum):
@@ -26,6 +27,7 @@ class RunKind(Enum):
     SANITY = "a sanity test", "`report` shows it, `sanity --resume` continues it"
     HEADROOM = "what headroom found", "`report` shows it"
     LOCALIZATION = "what localize found", "`report` shows it"
+    CURVES = "a reading of metrics alone", "`report` shows it"
 
     def __init__(self, noun: str, takers: str) -> None:
         self.noun = noun
@@ -52,6 +54,8 @@ def kind_of(folder: Path) -> RunKind | None:
     except FileNotFoundError:
         if is_there(folder / HEADROOM_FILE):
             return RunKind.HEADROOM
+        if is_there(folder / CURVES_FILE):
+            return RunKind.CURVES
         return RunKind.LOCALIZATION if is_folder(folder) and any(folder.glob(LOCALIZATIONS)) else None
     except Unreadable as error:
         raise BrokenRecord(f"{path} cannot be read ({error}); give another run, or make it again") from error

@@ -1,4 +1,4 @@
-"""Records line by line: metrics and events of a training run, and what `watch` saw."""
+"""Records of curves: metrics and events of a training run line by line, what `watch` saw, what metrics alone tell."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.reading import Unreadable, as_object, open_text_file, parse_json, storable
-from mismatch_probe.records.manifest import first_problem
-from mismatch_probe.records.summary import Record
+from mismatch_probe.records.kinds import CURVES_FILE
+from mismatch_probe.records.manifest import first_problem, read_document, write_document
+from mismatch_probe.records.summary import Record, Verdict
 from mismatch_probe.stats.results import StepGrowth
 
 NONFINITE: Final = "nonfinite"
@@ -164,3 +165,137 @@ class WatchRecord(Record):
     """Why the exit code is what it is; None where `answer` is."""
     counts: str = ""
     """How many steps were judged, and which were not."""
+
+
+CURVES_VERSION: Final = 1
+
+
+class PublishedBand(Record):
+    """A number that somebody published, or a limit in use, for a metric."""
+
+    kind: Literal["dense", "mixture", "any"]
+    """Of which models it is: dense ones, mixtures of experts, or the source does not say."""
+    low: float | None
+    high: float | None
+    words: str
+    """What it is: `BF16, Qwen3-1.7B`."""
+    source: str
+    relation: Literal["below", "within", "above"]
+    """Where the latest level of the curve lies."""
+
+
+class MetricCurve(Record):
+    """A curve under the trainer's name, and what it is called here."""
+
+    name: str
+    trainer: str
+    metric: str
+    """Ours, or a quantity that trainers log and that is none of ours."""
+    words: str
+    meaning: str
+    note: str = ""
+    """How the trainer's differs from ours."""
+    source: str
+    """The file that computes it, with its repository and commit."""
+    num_steps: int
+    num_nonfinite: int = 0
+    steps: list[int]
+    """Some of the steps where there are very many."""
+    values: list[float | None]
+    """None where the value is not finite."""
+    shape: Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "too_short", "other"]
+    """`other` of what is no deviation, whose shape is not judged."""
+    shape_words: str = ""
+    first_level: float
+    last_level: float
+    p_value: float | None = None
+    """That chance alone changes the level so far; None where the shape is not judged."""
+    at_step: int | None = None
+    """The step of a step, or at which growth begins."""
+    bands: list[PublishedBand] = []
+
+
+class Contradiction(Record):
+    """Two numbers that cannot both be what their names say, or one that cannot be."""
+
+    law: str
+    sentence: str
+    means: str
+    """What it says of the numbers, and what to do."""
+    curves: list[str]
+    num_steps: int
+    """Steps at which the law is broken."""
+    num_judged: int
+    first_step: int
+    is_exact: bool
+    """No rounding and no bad luck breaks the law; else an estimate is void."""
+
+
+class NextColumn(Record):
+    """A column to log, and what it would tell."""
+
+    name: str
+    tells: str
+    how: str
+    """How the trainer is made to log it."""
+
+
+class CurveReading(Record):
+    """What the metrics of a training run tell."""
+
+    schema_version: int = CURVES_VERSION
+    tool_version: str
+    created_at: str
+    source: str
+    kind: str
+    """What the file is, in words."""
+    files: list[str]
+    trainers: list[str]
+    first_step: int
+    last_step: int
+    num_steps: int
+    verdict: Verdict
+    headline_curve: str
+    """The name of the curve that the headline is about."""
+    curves: list[MetricCurve]
+    contradictions: list[Contradiction] = []
+    causes: list[str] = []
+    """What fits the shape, the likeliest first."""
+    untold: list[str] = []
+    """What cannot be told from metrics alone."""
+    next_columns: list[NextColumn] = []
+    num_unknown: int = 0
+    unknown: list[str] = []
+    """Names that were not read, some of them."""
+    notes: list[str] = []
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Numbers that contradict each other must not be trusted."""
+        return ExitCode.ENVIRONMENT if self.verdict.kind == "broken" else ExitCode.PASS
+
+
+class CurvesDirectory:
+    """The folder of a reading and its page."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record_path = path / CURVES_FILE
+        self.report_path = path / "report.html"
+
+    def write(self, reading: CurveReading) -> None:
+        """
+        Raises:
+            StorageError: the disk refused the write.
+        """
+        write_document(self.record_path, reading)
+
+    def read(self) -> CurveReading:
+        """
+        Raises:
+            RunDirectoryError: it is not there.
+            BrokenRecord: it is damaged, or of another version.
+        """
+        return read_document(
+            self.record_path, CurveReading, missing="no metrics were imported", fix="import them again"
+        )

@@ -12,11 +12,13 @@ from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
 from mismatch_probe.records.findings import Document, Explanation, Findings, Localization, file_name
 from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.kinds import EVALUATION
+from mismatch_probe.records.kinds import CURVES_FILE, EVALUATION
+from mismatch_probe.records.lines import CurvesDirectory
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.answers.compare import compare_answer, run_facts, summary_of_run
+from mismatch_probe.report.answers.curves import curves_answer
 from mismatch_probe.report.answers.evaluate import evaluation_answer
 from mismatch_probe.report.answers.explain import explain_anchor, explain_answer, explain_title
 from mismatch_probe.report.answers.gate import gate_fact, gate_section
@@ -111,6 +113,26 @@ def render_html(
         tool_version=manifest.tool_version,
         sources=["summary.json", "manifest.json", *documents.names],
         document=_document_of(summary),
+    )
+
+
+_NOT_IN_A_CELL: Final = frozenset({"corrections", "responses", "settings", "provenance"})
+"""Sections that take half of a page, and that a notebook does without."""
+
+
+def render_cell(summary: Summary, manifest: Manifest, documents: Filed) -> str:
+    """The page as a notebook holds it: without its largest details, and the summary that lies in a page."""
+    answer = run_answer(summary, manifest, documents)
+    return render_page(
+        replace(
+            answer,
+            facts=[*answer.facts, "responses, corrections, settings and provenance: report.html of the run"],
+            sections=[section for section in answer.sections if section.anchor not in _NOT_IN_A_CELL],
+        ),
+        PlotlyJs.CDN,
+        tool_version=manifest.tool_version,
+        sources=["summary.json", "manifest.json", *documents.names],
+        document={},
     )
 
 
@@ -261,6 +283,23 @@ def render_document(document: Headroom | Localization, plotly_js: PlotlyJs = Plo
         sources=[file_name(document)],
         document=document.model_dump(mode="json"),
     )
+
+
+def write_curves_report(folder: CurvesDirectory, plotly_js: PlotlyJs | None = None) -> Path:
+    """Write the page of a reading of metrics. Raises as `CurvesDirectory.read` and `write_findings_report`.
+
+    plotly_js: unless given, as the page that is there has it.
+    """
+    reading = folder.read()
+    page = render_page(
+        curves_answer(reading),
+        plotly_js or plotly_js_of(folder.report_path),
+        tool_version=reading.tool_version,
+        sources=[CURVES_FILE],
+        document=reading.model_dump(mode="json"),
+    )
+    write_text(folder.report_path, page)
+    return folder.report_path
 
 
 def document_answer(document: Document) -> Answer:

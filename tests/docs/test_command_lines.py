@@ -7,6 +7,7 @@ says that it needs a GPU. Another line fails.
 
 import importlib.util
 import re
+import shutil
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -113,6 +114,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     simulation = Simulation(mean_length=400, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32)))
     for run in ("mine", "before", "after"):
         simulated_run(tmp_path / "runs" / run, simulation, with_summary=True)
+    shutil.copy(ROOT / "tests" / "logs" / "metric_data" / "prime_rl.jsonl", tmp_path / "metrics.jsonl")
     (tmp_path / "logs").mkdir()
     for step in range(1, 6):
         write(tmp_path / "logs" / f"step_{step}.jsonl", rows(step=step))

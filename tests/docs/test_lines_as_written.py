@@ -19,6 +19,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.docs.command_lines import CommandLine, command_lines
+from tests.docs.pages import ROOT
 from tests.docs.test_command_lines import name_floor
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
@@ -98,6 +99,8 @@ class Reader:
                 simulated_run(path, Simulation(mean_length=400, pairs=pairs), with_summary=True)
             elif (command, word) == ("localize", "runs/mine"):
                 self._compare(path)
+            elif word == "metrics.jsonl":
+                shutil.copy(ROOT / "tests" / "logs" / "metric_data" / "prime_rl.jsonl", self._folder / word)
             elif word == "logs/":
                 self._write_log(path)
             elif word == "runs/theirs" and command in ("explain", "score"):

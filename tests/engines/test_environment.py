@@ -1,8 +1,14 @@
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from mismatch_probe.children.messages import SHARED_MEMORY_VARIABLE, own_token, processes_with
+from mismatch_probe.engines.vllm import launch
 from mismatch_probe.engines.vllm.arguments import choose_processes, divide_cores
+from mismatch_probe.engines.vllm.launch import own_processes
 from mismatch_probe.errors import UsageError
 
 IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -66,3 +72,34 @@ def test_cores_that_are_bound_already_stay_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(BINDING, "0-3|4-7")
     divide_cores({"tensor_parallel_size": 100})
     assert os.environ[BINDING] == "0-3|4-7"
+
+
+TITLED = "import setproctitle; setproctitle.setproctitle('VLLM::Worker'); print(end='>', flush=True); input()"
+
+
+@pytest.mark.slow
+def test_processes_of_an_engine_are_known_by_their_environment_whatever_they_call_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens: list[str] = []
+    monkeypatch.setattr(launch, "keep_engine", lambda token, files=(): tokens.append(token))
+    monkeypatch.delenv(SHARED_MEMORY_VARIABLE, raising=False)
+    before = dict(os.environ)
+    with own_processes():
+        words = [sys.executable, "-c", TITLED]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.read(1) == ">"
+    assert os.environ == before
+    assert list(processes_with(own_token())) == [Path(f"/proc/{process.pid}")]
+    assert tokens == [own_token()] * 2, "before the start, and with what it shares"
+    process.communicate("\n")
+
+
+def test_an_engine_of_a_job_is_ended_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[str] = []
+    monkeypatch.setattr(launch, "keep_engine", lambda token, files=(): tokens.append(token))
+    monkeypatch.setenv(SHARED_MEMORY_VARIABLE, "of-a-job")
+    with own_processes():
+        assert os.environ[SHARED_MEMORY_VARIABLE] == "of-a-job"
+    assert tokens == []

@@ -33,7 +33,7 @@ def test_a_first_pull_request_without_a_baseline_is_compared_judged_commented_an
     done = WholeJob(job, FOLDER / "action.yml", GIVEN | {"out": "runs/of this job"}, PULL_REQUEST)
     assert done.code == 0
     assert done.ran == ["Install", "Compare", "Gate", "Comment", "Keep the run"]
-    assert job.asked[0] == "python -m pip install --requirement requirements/mismatch-probe.txt"
+    assert job.commands_asked[0] == "python -m pip install --requirement requirements/mismatch-probe.txt"
     assert done.outputs == {"run": "runs/of this job", "answer": "pass"}
     assert "no baseline yet" in job.summary.read_text()
     [comment] = job.comments

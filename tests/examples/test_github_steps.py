@@ -111,7 +111,7 @@ class Job:
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     @property
-    def flags_asked_for(self) -> list[str]:
+    def commands_asked(self) -> list[str]:
         return (self.store / "asked").read_text().splitlines()
 
     @property
@@ -190,7 +190,7 @@ def test_what_the_file_of_requirements_says_is_installed(idle_job: Job, lines: s
     (idle_job.folder / "what $(touch ran).txt").write_text(lines)
     idle_job.step("action.yml", "Install", REQUIREMENTS="what $(touch ran).txt")
     installed = "python -m pip install --requirement what $(touch ran).txt"
-    assert idle_job.flags_asked_for == [installed, *further, "mismatch-probe doctor"]
+    assert idle_job.commands_asked == [installed, *further, "mismatch-probe doctor"]
     assert not (idle_job.folder / "ran").exists()
 
 
@@ -242,7 +242,7 @@ def test_one_comment_is_posted_and_then_updated(job: Job) -> None:
         [ours] = job.comments[2:]
         assert f"mismatch-probe gate: {answer}" in ours["body"]
         assert "https://github.example/org/repo/actions/runs/77" in ours["body"]
-    assert any("repos/org/repo/issues/5/comments" in words for words in job.flags_asked_for)
+    assert any("repos/org/repo/issues/5/comments" in words for words in job.commands_asked)
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_a_baseline_is_stored_fetched_and_set_against_the_next(job: Job) -> None
     job.step("baseline.yml", "What changes against the old one")
     assert not job.summary.exists()
     job.step("baseline.yml", "Store", REASON='a "reason" $(touch broken)')
-    assert any('--notes a "reason" $(touch broken)' in words for words in job.flags_asked_for)
+    assert any('--notes a "reason" $(touch broken)' in words for words in job.commands_asked)
     job.step("gate.yml", "Fetch the baseline")
     job.step("baseline.yml", "What changes against the old one")
     assert "changed: nothing that the manifests record" in job.summary.read_text()

@@ -62,6 +62,8 @@ def test_a_mismatch_that_a_resync_takes_away_was_a_stale_engine() -> None:
     assert diagnose(history, [event]).cause is EndCause.STALE_SYNC
     history[40]["mismatch/kl_k3"] = 0.01
     assert diagnose(history, [event]).cause is not EndCause.STALE_SYNC
+    history[39]["mismatch/kl_k3"], history[40]["mismatch/kl_k3"] = 139.0, 7.3
+    assert diagnose(history, [event]).cause is not EndCause.STALE_SYNC
 
 
 def test_one_odd_temperature_fit_is_not_a_temperature() -> None:

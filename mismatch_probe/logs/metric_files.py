@@ -1,0 +1,389 @@
+"""Files of metrics that trainers and trackers write: no tokens, a number a step. Read line by line, in bounded memory.
+
+Only names that `metric_names.toml` has are kept. It is data: which trainer calls which of our metrics what, and where
+in its code that is computed.
+"""
+
+import csv
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any, Final
+
+from mismatch_probe.errors import UsageError, message_of
+from mismatch_probe.logs.formats import recognise
+from mismatch_probe.logs.look import files_of
+from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
+from mismatch_probe.logs.tracker_files import is_events, is_sqlite, read_events, read_trackio
+from mismatch_probe.reading import Unreadable, open_file
+
+FORMAT: Final = "metrics"
+"""The name that `--format` gives to all of them."""
+OWN_NAMES: Final = "mismatch-probe"
+"""The trainer of the table whose names this tool gives."""
+MetricEntry = tuple[int, str, float]
+"""A step, the name of a metric, its value."""
+
+_STEP_KEYS: Final = (
+    *("step", "_step", "Step", "global_step", "trainer/global_step", "training/global_step", "train/step"),
+    "rollout/step",
+)
+_MOST_VALUES: Final = 2**20
+_MOST_UNKNOWN: Final = 4096
+_LONGEST_TEXT_LINE: Final = 2**20
+_LARGEST_STEP: Final = 2**53
+_MOST_NAMED: Final = 6
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """What a trainer calls a metric: `metric` is one of ours or a quantity of the table, `source` where it is made."""
+
+    name: str
+    trainer: str
+    metric: str
+    source: str
+    note: str = ""
+
+
+@cache
+def _names_table() -> dict[str, Any]:
+    return tomllib.loads(files("mismatch_probe.logs").joinpath("metric_names.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def metric_names() -> dict[str, MetricName]:
+    """Every name that is known, in the order of the table."""
+    names = {}
+    for trainer in _names_table()["trainer"]:
+        for name, entry in trainer["metrics"].items():
+            source = f"{trainer['commit']}, {entry['in']}"
+            names[name] = MetricName(name, trainer["name"], entry["is"], source, entry.get("note", ""))
+    return names
+
+
+def quantity_words() -> dict[str, str]:
+    """What trainers log that is no metric of ours, in words."""
+    words: dict[str, str] = _names_table()["quantities"]
+    return words
+
+
+@cache
+def _console_words() -> dict[str, str]:
+    """The words before a number on a console line, and the name that it has elsewhere."""
+    return {
+        entry["on_console"]: name
+        for trainer in _names_table()["trainer"]
+        for name, entry in trainer["metrics"].items()
+        if "on_console" in entry
+    }
+
+
+@dataclass
+class MetricLog:
+    """The curves of a file, or of a folder of files of one kind."""
+
+    kind: str = ""
+    """What the file is, in words."""
+    files: list[Path] = field(default_factory=list)
+    series: dict[str, dict[int, float]] = field(default_factory=dict)
+    """The values of a name that is known, by step."""
+    unknown: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    num_values: int = 0
+    num_rewritten: int = 0
+
+    def add(self, entries: Iterable[MetricEntry]) -> None:
+        """
+        Raises:
+            Unreadable: there are more values than a training run has.
+        """
+        names = metric_names()
+        for step, name, value in entries:
+            if name not in names:
+                if len(self.unknown) < _MOST_UNKNOWN:
+                    self.unknown.add(name[:_MOST_UNKNOWN])
+                continue
+            curve = self.series.setdefault(name, {})
+            self.num_rewritten += step in curve and curve[step] != value
+            curve[step] = value
+            self.num_values += 1
+            if self.num_values > _MOST_VALUES:
+                raise Unreadable(f"it has more than {_MOST_VALUES:,} values of known metrics; give a part of it")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One way to write metrics: `fits` looks at the first bytes."""
+
+    words: str
+    fits: Callable[[bytes], bool]
+    entries: Callable[[Path, MetricLog], Iterator[MetricEntry]]
+
+
+def metrics_of(path: Path, name: str | None) -> MetricLog | None:
+    """The metrics of a file or a folder in which no log of tokens is recognised; None where one is. name: as `--format`
+    gives it, which insists on a log of tokens, or on metrics.
+
+    Raises:
+        UsageError: as `recognise`, where the path holds neither; as `read_metric_log`.
+    """
+    if name == FORMAT:
+        log = read_metric_log(path, must_be_metrics=True)
+        if log is None:
+            raise UsageError(f"{path} has no metric of a known name; docs/logs.md has the names that are read")
+        return log
+    try:
+        recognise(path, name)
+    except UsageError:
+        log = read_metric_log(path) if name is None else None
+        if log is None:
+            raise
+        return log
+    return None
+
+
+def read_metric_log(path: Path, *, must_be_metrics: bool = False) -> MetricLog | None:
+    """The metrics of a file, or of the files of one kind in a folder; None where no name of a metric is known.
+
+    must_be_metrics: JSON that cannot be read is an error too; otherwise it may be a log of something else.
+
+    Raises:
+        UsageError: nothing is there, a file cannot be read, or a folder has metrics of several kinds.
+    """
+    paths = files_of(path)
+    logs: dict[str, MetricLog] = {}
+    unknown: set[str] = set()
+    for file in paths:
+        kind = _kind_of(file)
+        if kind is None or (kind is _CONSOLE and paths != [path] and file.suffix not in _CONSOLE_ENDINGS):
+            continue
+        log = MetricLog(kind.words) if kind.words not in logs else logs[kind.words]
+        num_before = log.num_values
+        try:
+            log.add(kind.entries(file, log))
+        except FileNotFoundError as error:
+            raise UsageError(f"the log {file} does not exist") from error
+        except (Unreadable, UnicodeDecodeError, csv.Error) as error:
+            if kind is _LINES and not log.num_values and not must_be_metrics:
+                continue
+            raise UsageError(f"the log {file} cannot be read: {message_of(error)}") from error
+        if log.num_values > num_before:
+            log.files.append(file)
+            logs[kind.words] = log
+        elif kind is not _CONSOLE:
+            unknown |= log.unknown
+    if len(logs) > 1:
+        kinds = " and ".join(f"{log.kind} ({log.files[0].name})" for log in logs.values())
+        raise UsageError(f"{path} holds metrics as {kinds}; name one of the files")
+    if not logs and unknown:
+        names = ", ".join(sorted(unknown)[:_MOST_NAMED])
+        raise UsageError(
+            f"{path} holds metrics ({names}), and none of them is known as one of the mismatch; docs/logs.md has the "
+            "names that are read"
+        )
+    log_found = next(iter(logs.values()), None)
+    if log_found is not None and log_found.num_rewritten:
+        log_found.notes.append(
+            f"{log_found.num_rewritten:,} values stand a second time at their step, as after a restart; the last counts"
+        )
+    return log_found
+
+
+def _kind_of(path: Path) -> _Kind | None:
+    try:
+        with open_file(path) as file:
+            start = file.read(4096)
+    except (FileNotFoundError, Unreadable):
+        return None
+    return next((kind for kind in _KINDS if kind.fits(start)), None)
+
+
+def _step_in_line(columns: dict[str, Any]) -> int | None:
+    for key in _STEP_KEYS:
+        value = columns.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_STEP:
+            return int(value) if value == int(value) else None
+    return None
+
+
+def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
+    """A line a step, `{"step": 3, NAME: 0.1}`, or `{"step": 3, "data": {NAME: 0.1}}` as verl's file logger writes."""
+    num_without = 0
+    with open_file(path) as file:
+        remaining = size_of(file)
+        while line := next_line(file, remaining):
+            remaining -= len(line)
+            if not line.strip():
+                continue
+            try:
+                columns = parse_line(line)
+            except Unreadable:
+                if line.endswith(b"\n"):
+                    if not log.num_values and line.strip() in (b"{", b"["):
+                        file.seek(0)
+                        yield from _document_entries(file)
+                        return
+                    raise
+                log.notes.append(f"the last line of {path.name} was being written, and is left out")
+                break
+            if not isinstance(columns, dict):
+                raise Unreadable("a line of it is no JSON object")
+            step = _step_in_line(columns)
+            inside = columns.get("data")
+            values = {**columns, **inside} if isinstance(inside, dict) else columns
+            step = _step_in_line(values) if step is None else step
+            if step is None:
+                num_without += 1
+                continue
+            yield from ((step, name, float(value)) for name, value in values.items() if _is_metric_value(name, value))
+    if num_without:
+        log.notes.append(f"{num_without:,} lines of {path.name} have no step, and are left out")
+
+
+def _document_entries(file: IO[bytes]) -> Iterator[MetricEntry]:
+    """`{NAME: {"3": 0.1}}`, as NeMo-RL's `tests/json_dump_tb_logs.py` writes event files."""
+    content = file.read(LONGEST_LINE_BYTES + 1)
+    if len(content) > LONGEST_LINE_BYTES:
+        raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
+    document = parse_line(content)
+    if not isinstance(document, dict):
+        raise Unreadable("it is no JSON object")
+    for name, values in document.items():
+        if isinstance(values, dict):
+            for step, value in values.items():
+                if step.isdecimal() and len(step) < 16 and _is_metric_value(name, value):
+                    yield int(step), name, float(value)
+
+
+def _is_metric_value(name: str, value: Any) -> bool:
+    return name not in _STEP_KEYS and type(value) in (int, float)
+
+
+_NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_VERL: Final = re.compile(r"(?:^|\s)step:(\d{1,15}) - ")
+_VERL_ITEM: Final = re.compile(rf"([^\s:]{{1,200}}):(?:[\w.]{{1,30}}\()?({_NUMBER})")
+_DICT: Final = re.compile(r"\b(?:step|rollout|perf) (\d{1,15}): \{")
+_DICT_ITEM: Final = re.compile(rf"'([^'\s]{{1,200}})': '?(?:[\w.]{{1,30}}\()?({_NUMBER})")
+_STEP: Final = re.compile(r"(?:^|[^\w])Step (\d{1,15})(?::\s*$|/\d| \|)")
+
+
+def _console_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
+    """What the five trainers print: verl's `step:3 - NAME:0.1 - `, slime's `step 3: {'NAME': 0.1}`, SkyRL's `Step 3:`
+    with such a dictionary below, prime-rl's `Step 3 | ... | Mismatch KL 0.001`, NeMo-RL's list under `Step 3/100`.
+    """
+    step: int | None = None
+    with open_file(path) as file:
+        while raw := file.readline(_LONGEST_TEXT_LINE):
+            line = _COLOUR.sub("", raw.decode("utf-8", errors="replace"))
+            if (match := _VERL.search(line)) is not None:
+                for item in line[match.end() :].split(" - "):
+                    if (pair := _VERL_ITEM.match(item.strip())) is not None:
+                        yield int(match[1]), pair[1], float(pair[2])
+                continue
+            if (match := _DICT.search(line)) is not None:
+                yield from _dictionary_entries(int(match[1]), line[match.end() :])
+                continue
+            if (match := _STEP.search(line)) is not None:
+                step = int(match[1])
+            if step is not None:
+                yield from _dictionary_entries(step, line)
+                yield from _worded_entries(step, line)
+
+
+def _dictionary_entries(step: int, text: str) -> Iterator[MetricEntry]:
+    yield from ((step, name, float(value)) for name, value in _DICT_ITEM.findall(text))
+
+
+def _worded_entries(step: int, line: str) -> Iterator[MetricEntry]:
+    for words, name in _console_words().items():
+        place = line.find(words)
+        if place >= 0 and (number := re.match(_NUMBER, line[place + len(words) :])) is not None:
+            yield step, name, float(number[0])
+
+
+def _table_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
+    """A CSV of W&B: of a chart, whose columns are `RUN - NAME`, or of a run's history, whose columns are names."""
+    with open_file(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        rows = csv.reader(_bounded_lines(text))
+        header = next(rows, [])
+        step_column = next((number for number, name in enumerate(header) if name in _STEP_KEYS), None)
+        if step_column is None:
+            raise Unreadable("its header has no column Step or _step")
+        columns = _columns_of_metrics(header)
+        for row in rows:
+            if len(row) != len(header) or not (step := row[step_column].strip()):
+                continue
+            number = _as_number(step)
+            if number is None or not 0 <= number < _LARGEST_STEP:
+                raise Unreadable(f"line {rows.line_num}: its step {step!r:.40} is no whole number from 0 on")
+            for place, name in columns.items():
+                value = _as_number(row[place])
+                if value is not None:
+                    yield int(number), name, value
+
+
+def _columns_of_metrics(header: Sequence[str]) -> dict[int, str]:
+    """The name of the metric of each column.
+
+    Raises:
+        Unreadable: a metric stands there for several runs.
+    """
+    columns: dict[int, str] = {}
+    for place, title in enumerate(header):
+        name = title.rpartition(" - ")[2]
+        if title in _STEP_KEYS or name.endswith(("__MIN", "__MAX")):
+            continue
+        if name in columns.values() and name in metric_names():
+            raise Unreadable(f"it has {name} of several runs; export one run, or remove the columns of the others")
+        columns[place] = name
+    return columns
+
+
+def _bounded_lines(text: IO[str]) -> Iterator[str]:
+    while line := text.readline(_LONGEST_TEXT_LINE):
+        if len(line) == _LONGEST_TEXT_LINE:
+            raise Unreadable(f"a line of it is longer than {_LONGEST_TEXT_LINE // 2**20} MiB")
+        yield line
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is_table(start: bytes) -> bool:
+    header = start.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].decode("utf-8", errors="replace")
+    try:
+        titles = next(csv.reader([header.strip()]), [])
+    except csv.Error:
+        return False
+    return len(titles) > 1 and not set(titles).isdisjoint(_STEP_KEYS)
+
+
+def _event_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
+    return read_events(path, log.notes.append)
+
+
+def _trackio_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
+    return read_trackio(path, log.notes.append)
+
+
+_CONSOLE: Final = _Kind("console lines", lambda start: b"\0" not in start, _console_entries)
+_CONSOLE_ENDINGS: Final = (".log", ".out", ".txt")
+_LINES: Final = _Kind("JSON lines", lambda start: start.lstrip(b"\xef\xbb\xbf \r\n").startswith(b"{"), _line_entries)
+_KINDS: Final = (
+    _Kind("TensorBoard event files", is_events, _event_entries),
+    _Kind("a trackio database", is_sqlite, _trackio_entries),
+    _LINES,
+    _Kind("a CSV", _is_table, _table_entries),
+    _CONSOLE,
+)

@@ -1,0 +1,241 @@
+"""The shape of a curve over steps: flat, growing, falling, a step, a sawtooth.
+
+A curve of a trainer has no responses behind it, so that its noise is known from the curve alone. Its values are taken
+as normal scores of their ranks, which no single spike moves. Whether the level changes at all is one test, the largest
+excursion of the cumulative sum over its long-run deviation [Kolmogorov's law of a Brownian bridge; Ploberger and Kramer
+1992, Econometrica 60:271]; what the change looks like is then the best of three descriptions (a step, a line, a line
+from an onset on) by least absolute deviations. Noise that remembers its past is expected: the long-run deviation is
+that of an autoregression, whose coefficient is read off differences, which a change of level hardly moves.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from mismatch_probe.stats.growth import LEAP
+from mismatch_probe.stats.sequences import Floats, Ints
+
+ShapeKind = Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "too_short"]
+
+FEWEST_STEPS: Final = 12
+"""Of fewer values nothing is said."""
+LEVEL_BY_CHANCE: Final = 1e-3
+"""The p-value below which the level changes."""
+LEAST_FOLD: Final = 1.5
+"""Of the levels at both ends: a smaller change is worth no word."""
+_FEWEST_OF_A_LEAP: Final = 4
+_MOST_MEMORY: Final = 0.97
+_MEMORY_ERRORS: Final = 1.75
+"""By so many of its standard errors the memory is taken larger than it is measured."""
+_FURTHEST_SPREAD: Final = 4.0
+_EDGE: Final = 0.05
+"""The share of steps that a step or an onset leaves at each end, at least three."""
+_SHARPER: Final = 0.93
+"""A step is named where it leaves so much less than the best line."""
+SAWTOOTH_BY_CHANCE: Final = 1e-3
+LEAST_TOOTH: Final = 1.15
+"""Of a sawtooth: the highest phase, or staleness, over the lowest."""
+_FEWEST_TEETH: Final = 4
+_MOST_PHASES: Final = 64
+
+
+@dataclass(frozen=True)
+class CurveShape:
+    """What a curve does from its first step to its last."""
+
+    kind: ShapeKind
+    first_level: float
+    """The level at the start; the median where the curve is flat."""
+    last_level: float
+    p_value: float
+    """That chance alone moves the level so far."""
+    place: int | None = None
+    """The index of the first value after a step, or at which growth begins."""
+    period: int | None = None
+    """Steps of a tooth; None where it follows the staleness."""
+    tooth: float | None = None
+    """The highest phase over the lowest one."""
+
+    @property
+    def fold(self) -> float:
+        """The last level over the first."""
+        return self.last_level / self.first_level
+
+
+def shape_of(values: Floats, staleness: Floats | None = None) -> CurveShape:
+    """The shape of a curve of positive values [steps]; staleness [steps] is that of the weights that sampled, where it
+    is recorded.
+    """
+    positive = values > 0
+    logs = np.log(np.where(positive, values, np.nan))
+    if positive.sum() < FEWEST_STEPS or positive.mean() < 0.5:
+        level = float(np.median(values)) if len(values) else 0.0
+        return CurveShape("too_short", level, level, 1.0)
+    index = np.flatnonzero(positive)
+    logs = logs[index]
+    chance = _level_chance(_normal_scores(logs))
+    median = float(np.exp(np.median(logs)))
+    change = _best_change(logs) if chance <= LEVEL_BY_CHANCE or _leaps(logs) else None
+    if change is None:
+        old = None if staleness is None else staleness[index]
+        return _sawtooth(logs, old, median, chance) or CurveShape("flat", median, median, chance)
+    kind, first, last, place = change
+    return CurveShape(kind, float(np.exp(first)), float(np.exp(last)), chance, int(index[place]))
+
+
+def _normal_scores(values: Floats) -> Floats:
+    from scipy.special import ndtri
+    from scipy.stats import rankdata
+
+    scores: Floats = ndtri((rankdata(values) - 0.375) / (len(values) + 0.25))
+    return scores
+
+
+def _level_chance(scores: Floats) -> float:
+    """The p-value of the largest excursion of the cumulative sum, had the level stayed."""
+    from scipy.special import kolmogorov
+
+    sums = np.abs(np.cumsum(scores - scores.mean()))
+    deviation, _ = _memory_of(scores, int(np.argmax(sums[:-1])) + 1)
+    return float(kolmogorov(sums.max() / np.sqrt(len(scores)) / deviation))
+
+
+def _leaps(logs: Floats) -> bool:
+    """Whether all values of an end lie far beyond all of the other half: what a test of a few values can miss."""
+    fewest, half = max(_FEWEST_OF_A_LEAP, len(logs) // 10), len(logs) // 2
+    ends = ((logs[:half], logs[-fewest:]), (logs[:fewest], logs[half:]))
+    return any(max(last.min() - first.max(), first.min() - last.max()) > np.log(LEAP) for first, last in ends)
+
+
+def _memory_of(scores: Floats, cut: int) -> tuple[float, float]:
+    """Root of the long-run variance of an autoregression of order one, and its coefficient, the memory.
+
+    The mean squares of differences over one and over two values are in the ratio 1 + memory. A level that changes
+    slowly leaves both, and differences across the likeliest step, at `cut`, are left out. The memory is taken at the
+    upper end of what these differences allow, because one that is too small finds changes in noise.
+    """
+    near, far = (np.mean(np.square(_differences(scores, lag, cut))) for lag in (1, 2))
+    if near <= 0:
+        return float(np.std(scores)) or 1.0, 0.0
+    memory = far / near - 1
+    memory += _MEMORY_ERRORS * np.sqrt(max(1 - memory**2, 0.05) / len(scores))
+    memory = float(np.clip(memory, 0.0, _MOST_MEMORY))
+    return float(np.sqrt(near * (1 + memory) / 2) / (1 - memory)), memory
+
+
+def _differences(scores: Floats, lag: int, cut: int) -> Floats:
+    """Differences over `lag` values, but for those that reach across the cut."""
+    return np.delete(scores[lag:] - scores[:-lag], np.arange(max(cut - lag, 0), min(cut, len(scores) - lag)))
+
+
+def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int] | None:
+    """The description that leaves least: kind, level at both ends, place; None where the change is too small."""
+    size = len(logs)
+    edge = max(3, round(_EDGE * size))
+    calm = _without_spikes(logs)
+    places = np.arange(edge, size - edge + 1)
+    cut, level_at_first, level_at_last, step_left = _best_step(calm, places)
+    onset, start, slope, line_left = _best_line(calm, np.concatenate([[0], places[places <= size - 2 * edge]]))
+    if step_left <= _SHARPER * line_left:
+        kind: ShapeKind = "step_up" if level_at_last > level_at_first else "step_down"
+        first, last, place = level_at_first, level_at_last, cut
+    else:
+        first, last, place = start, start + slope * (size - 1 - onset), onset
+        kind = "growing" if slope > 0 else "falling"
+    return (kind, first, last, int(place)) if abs(last - first) >= np.log(LEAST_FOLD) else None
+
+
+def _without_spikes(logs: Floats) -> Floats:
+    """Values with those far from the running median drawn in, so that a spike is no change."""
+    width = max(3, len(logs) // 20) | 1
+    padded = np.pad(logs, width // 2, mode="edge")
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    far = _FURTHEST_SPREAD * 1.4826 * float(np.median(np.abs(logs - middle))) + 1e-12
+    drawn_in: Floats = np.clip(logs, middle - far, middle + far)
+    return drawn_in
+
+
+def _best_step(logs: Floats, places: Ints) -> tuple[int, float, float, float]:
+    """The place of the best step, the levels before and after it, and the sum of squares that it leaves."""
+    sums, squares = np.cumsum(logs), np.square(logs).sum()
+    head, tail = sums[places - 1], sums[-1] - sums[places - 1]
+    leftover = squares - head**2 / places - tail**2 / (len(logs) - places)
+    best = int(np.argmin(leftover))
+    place = int(places[best])
+    return place, float(head[best] / place), float(tail[best] / (len(logs) - place)), float(leftover[best])
+
+
+def _best_line(logs: Floats, onsets: Ints) -> tuple[int, float, float, float]:
+    """The best line that is level up to an onset: the onset, the level, the slope, and the squares that it leaves."""
+    steps = np.arange(len(logs), dtype=float)
+    best = (0, float(logs.mean()), 0.0, float(np.square(logs - logs.mean()).sum()))
+    for onset in onsets[:: max(1, len(onsets) // 200)].tolist():
+        ramp = np.maximum(steps - onset, 0.0)
+        spread = ramp - ramp.mean()
+        slope = float(spread @ logs / (spread @ spread))
+        level = float(logs.mean() - slope * ramp.mean())
+        leftover = float(np.square(logs - level - slope * ramp).sum())
+        if leftover < best[3]:
+            best = (onset, level, slope, leftover)
+    return best
+
+
+def _sawtooth(logs: Floats, staleness: Floats | None, median: float, level_chance: float) -> CurveShape | None:
+    """Teeth that follow the staleness, or that come back after a fixed number of steps."""
+    if staleness is not None and np.isfinite(staleness).all() and len(np.unique(staleness)) > 1:
+        tooth = _tooth_by_staleness(logs, staleness)
+        if tooth is not None:
+            return CurveShape("sawtooth", median, median, level_chance, tooth=tooth)
+    found_period = _tooth_by_period(logs)
+    if found_period is None:
+        return None
+    period, tooth = found_period
+    return CurveShape("sawtooth", median, median, level_chance, period=period, tooth=tooth)
+
+
+def _tooth_by_staleness(logs: Floats, staleness: Floats) -> float | None:
+    """The level at the oldest weights over that at the newest, where the level surely rises with the staleness. What
+    the noise remembers is taken out of both before they are correlated.
+    """
+    from scipy.stats import pearsonr
+
+    scores = _normal_scores(logs)
+    _, memory = _memory_of(scores, len(scores))
+    changes, ages = (series[1:] - memory * series[:-1] for series in (scores, staleness))
+    correlation = pearsonr(changes, ages)
+    if not (correlation.statistic > 0 and correlation.pvalue <= SAWTOOTH_BY_CHANCE):
+        return None
+    low, high = np.quantile(staleness, [0.25, 0.75])
+    tooth = float(np.exp(logs[staleness >= high].mean() - logs[staleness <= low].mean()))
+    return tooth if tooth >= LEAST_TOOTH else None
+
+
+def _tooth_by_period(logs: Floats) -> tuple[int, float] | None:
+    """The period whose phases differ most surely, and the highest phase over the lowest; each tooth must rise through
+    its phases and fall once.
+    """
+    from scipy.stats import f as f_distribution
+
+    size = len(logs)
+    scores = _normal_scores(logs)
+    _, memory = _memory_of(scores, size)
+    scores = scores[1:] - memory * scores[:-1]
+    best: tuple[float, int] = (1.0, 0)
+    longest = min(_MOST_PHASES, size // _FEWEST_TEETH)
+    for period in range(2, longest + 1):
+        phase = np.arange(size - 1) % period
+        counts = np.bincount(phase)
+        means = np.bincount(phase, scores) / counts
+        between = float(counts @ np.square(means)) / (period - 1)
+        within = float(np.square(scores - means[phase]).sum()) / (size - 1 - period)
+        chance = float(f_distribution.sf(between / within, period - 1, size - 1 - period)) if within > 0 else 0.0
+        if chance < best[0]:
+            best = (chance, period)
+    chance, period = best
+    if period == 0 or chance * longest > SAWTOOTH_BY_CHANCE * 0.1:
+        return None
+    phase = np.arange(size) % period
+    levels = np.bincount(phase, logs) / np.bincount(phase)
+    tooth = float(np.exp(levels.max() - levels.min()))
+    return (period, tooth) if tooth >= LEAST_TOOTH else None

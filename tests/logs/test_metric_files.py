@@ -1,0 +1,168 @@
+"""Files of metrics: each format by a file of its own writer, and what damaged and hostile files end with."""
+
+import json
+import sqlite3
+import struct
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.metric_files import metric_names, metrics_of, quantity_words, read_metric_log
+from mismatch_probe.logs.tracker_files import masked_crc
+from mismatch_probe.stats.catalogue import METRICS
+from mismatch_probe.train.trackers import ALIASES
+
+DATA = Path(__file__).parent / "metric_data"
+SAMPLES = {
+    "verl.jsonl": ("JSON lines", "rollout_corr/k3_kl", 24),
+    "verl.log": ("console lines", "rollout_corr/k3_kl", 24),
+    "slime.log": ("console lines", "train/train_rollout_logprob_abs_diff", 30),
+    "skyrl.log": ("console lines", "policy/rollout_train_logprobs_abs_diff_mean", 30),
+    "prime_rl.jsonl": ("JSON lines", "mismatch_kl/all/mean", 40),
+    "prime_rl.log": ("console lines", "mismatch_kl/all/mean", 40),
+    "nemo_rl.log": ("console lines", "train/gen_kl_error", 30),
+    "nemo_rl.json": ("JSON lines", "train/gen_kl_error", 30),
+    "nemo_rl.tfevents": ("TensorBoard event files", "train/gen_kl_error", 30),
+    "tensorboardx.tfevents": ("TensorBoard event files", "rollout_corr/k3_kl", 30),
+    "trackio.db": ("a trackio database", "rollout_corr/k3_kl", 30),
+    "wandb_chart.csv": ("a CSV", "rollout_corr/k3_kl", 24),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_file_of_each_writer_is_recognised_and_read(name: str) -> None:
+    kind, metric, num_steps = SAMPLES[name]
+    log = metrics_of(DATA / name, None)
+    assert log is not None
+    assert log.kind == kind
+    assert len(log.series[metric]) == num_steps
+
+
+def test_every_sample_is_tested() -> None:
+    assert {path.name for path in DATA.iterdir()} == {*SAMPLES, "README.md"}
+
+
+def test_two_ways_to_write_one_run_give_one_curve() -> None:
+    lines, console, chart = (read_metric_log(DATA / name) for name in ("verl.jsonl", "verl.log", "wandb_chart.csv"))
+    assert lines.series == console.series
+    assert chart.series["rollout_corr/k3_kl"] == lines.series["rollout_corr/k3_kl"]
+    events, dump, prints = (read_metric_log(DATA / f"nemo_rl.{ending}") for ending in ("tfevents", "json", "log"))
+    assert events.series == dump.series
+    printed = prints.series["train/gen_kl_error"]
+    assert printed == {step: round(value, 4) for step, value in events.series["train/gen_kl_error"].items()}
+
+
+def test_values_of_the_consoles_are_those_of_their_lines() -> None:
+    slime, skyrl = (read_metric_log(DATA / f"{name}.log").series for name in ("slime", "skyrl"))
+    assert slime["train/tis"][0] == pytest.approx(1.0, abs=0.01)
+    assert skyrl["async/staleness_mean"][7] == 2.0
+    assert skyrl["policy/policy_entropy"][1] == 0.4
+
+
+def test_of_several_runs_of_trackio_the_last_is_read_and_said() -> None:
+    log = read_metric_log(DATA / "trackio.db")
+    assert log.notes == ["trackio.db holds 2 runs; read is the one written to last, new"]
+    assert max(log.series["rollout_corr/k3_kl"].values()) < 0.01
+
+
+def test_every_name_is_one_of_ours_with_its_source() -> None:
+    for name in metric_names().values():
+        assert name.metric in METRICS or name.metric in quantity_words(), name
+        assert name.source.partition(", ")[2].endswith((".py", ".md")), name
+
+
+def test_names_that_this_tool_sends_to_trackers_mean_the_same_here() -> None:
+    sent = {theirs: ours for names in ALIASES.values() for theirs, ours in names.items() if theirs in metric_names()}
+    assert len(sent) > 10
+    assert {theirs: metric_names()[theirs].metric for theirs in sent} == {
+        theirs: ours.split("/")[1] for theirs, ours in sent.items()
+    }
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def refusal(path: Path, name: str | None = None) -> str:
+    with pytest.raises(UsageError) as error:
+        metrics_of(path, name)
+    return str(error.value)
+
+
+def test_a_cut_off_file_keeps_its_whole_lines_and_says_so(tmp_path: Path) -> None:
+    lines = (DATA / "verl.jsonl").read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(lines[:-200])
+    log = read_metric_log(cut)
+    assert len(log.series["rollout_corr/k3_kl"]) == 23
+    assert log.notes == ["the last line of cut.jsonl was being written, and is left out"]
+    events = (DATA / "nemo_rl.tfevents").read_bytes()
+    (tmp_path / "cut.tfevents").write_bytes(events[:-10])
+    assert "was being written" in read_metric_log(tmp_path / "cut.tfevents").notes[0]
+
+
+def test_a_damaged_record_is_refused_with_its_place(tmp_path: Path) -> None:
+    events = bytearray((DATA / "nemo_rl.tfevents").read_bytes())
+    events[len(events) // 2] ^= 0xFF
+    path = tmp_path / "damaged.tfevents"
+    path.write_bytes(events)
+    assert "the record at byte" in refusal(path)
+    head = struct.pack("<Q", 30)
+    record = head + struct.pack("<I", masked_crc(head)) + b"\x2a\xff" + b"x" * 28
+    path.write_bytes(record + struct.pack("<I", masked_crc(record[12:])))
+    assert "malformed" in refusal(path)
+
+
+def test_the_checksum_is_crc_32c() -> None:
+    """Of `123456789` it is 0xE3069283; TensorFlow turns it and adds a constant."""
+    assert masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_a_database_of_something_else_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    database = sqlite3.connect(path)
+    database.execute("CREATE VIEW metrics AS SELECT 1 AS id, 'run' AS run_name, 1 AS step, '{}' AS metrics")
+    database.commit()
+    database.close()
+    assert "without trackio's table metrics" in refusal(path)
+
+
+def test_metrics_without_a_known_name_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "other.jsonl", '{"step": 1, "loss": 0.5}\n')
+    assert "(loss), and none of them is known" in refusal(path)
+    assert "has no metric of a known name" in refusal(write(tmp_path / "a.log", "hello\n"), "metrics")
+
+
+def test_a_table_of_several_runs_is_refused(tmp_path: Path) -> None:
+    header = '"Step","a - rollout_corr/k3_kl","b - rollout_corr/k3_kl"\n'
+    assert "of several runs" in refusal(write(tmp_path / "two.csv", f'{header}"1","0.1","0.2"\n'))
+
+
+def test_a_folder_with_metrics_of_two_kinds_is_asked_about(tmp_path: Path) -> None:
+    for name in ("verl.jsonl", "wandb_chart.csv"):
+        (tmp_path / name).write_bytes((DATA / name).read_bytes())
+    assert "name one of the files" in refusal(tmp_path)
+    (tmp_path / "verl.jsonl").unlink()
+    assert metrics_of(tmp_path, None).kind == "a CSV"
+
+
+def test_a_step_that_stands_twice_counts_once_and_is_said(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"step": 1, "rollout_corr/k3_kl": value}) + "\n" for value in (0.1, 0.2))
+    log = read_metric_log(write(tmp_path / "twice.jsonl", lines))
+    assert log.series["rollout_corr/k3_kl"] == {1: 0.2}
+    assert "stand a second time" in log.notes[0]
+
+
+def test_a_log_of_tokens_is_no_log_of_metrics() -> None:
+    tokens = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"
+    assert metrics_of(tokens, None) is None
+
+
+def test_bands_have_sources() -> None:
+    path = Path(__file__).parents[2] / "mismatch_probe" / "verdict" / "curves.toml"
+    for band in tomllib.loads(path.read_text())["band"]:
+        assert band["source"]
+        assert "low" in band or "high" in band

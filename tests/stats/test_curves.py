@@ -1,0 +1,99 @@
+"""Shapes of curves: planted ones at three strengths are named, and noise alone is flat."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mismatch_probe.stats.curves import shape_of
+
+SPREAD = 0.3
+"""Standard deviation of the logarithm of each value."""
+
+
+def noise(kind: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    """White, with heavy tails on one or both sides, or with a memory."""
+    white = rng.standard_normal(size)
+    if kind == "heavy":
+        return SPREAD * rng.standard_t(2, size)
+    if kind == "spikes":
+        return SPREAD * (0.3 * white + 2 * np.log1p(rng.pareto(1.5, size)))
+    if kind == "white":
+        return SPREAD * white
+    memory, values = float(kind), np.empty(size)
+    values[0] = white[0]
+    for place in range(1, size):
+        values[place] = memory * values[place - 1] + np.sqrt(1 - memory**2) * white[place]
+    return SPREAD * values
+
+
+NOISES = ("white", "heavy", "spikes", "0.5", "0.8")
+
+
+def planted(shape: str, fold: float, size: int, rng: np.random.Generator) -> np.ndarray:
+    """The logarithm of the level, with a random onset or period."""
+    steps, onset = np.arange(size), rng.integers(size // 5, 3 * size // 4)
+    if shape == "line":
+        return np.log(fold) * steps / (size - 1)
+    if shape == "onset":
+        return np.log(fold) * np.maximum(steps - onset, 0) / (size - 1 - onset)
+    if shape == "step":
+        return np.log(fold) * (steps >= onset)
+    period = rng.integers(3, 9)
+    return np.log(fold) * (steps % period) / (period - 1)
+
+
+NAMES = {"line": "growing", "onset": "growing", "step": "step_up", "teeth": "sawtooth"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["white", "heavy", "spikes"])
+@pytest.mark.parametrize("fold", [3.0, 6.0, 20.0])
+@pytest.mark.parametrize("shape", NAMES)
+def test_a_planted_shape_is_named(shape: str, fold: float, kind: str) -> None:
+    rng = np.random.default_rng(7)
+    values = [1e-3 * np.exp(planted(shape, fold, 200, rng) + noise(kind, 200, rng)) for _ in range(40)]
+    kinds = Counter(shape_of(curve).kind for curve in values)
+    assert kinds[NAMES[shape]] >= (38 if fold > 3 else 32), kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [20, 60, 200])
+def test_noise_alone_does_not_grow(size: int) -> None:
+    """Fewer than 1 % of 500 curves are called growing, and fewer than 3 % anything else than flat."""
+    rng = np.random.default_rng(11)
+    kinds = Counter(shape_of(np.exp(noise(kind, size, rng))).kind for kind in NOISES for _ in range(100))
+    assert kinds["growing"] < 5
+    assert kinds["flat"] >= 485, kinds
+
+
+def test_a_step_and_growth_are_placed() -> None:
+    rng = np.random.default_rng(0)
+    step = shape_of(np.exp(np.log(8) * (np.arange(100) >= 40) + noise("white", 100, rng)))
+    assert abs(step.place - 40) <= 1
+    assert step.fold == pytest.approx(8, rel=0.3)
+    growth = shape_of(np.exp(np.log(50) * np.maximum(np.arange(100) - 60, 0) / 39 + noise("white", 100, rng)))
+    assert growth.kind == "growing"
+    assert abs(growth.place - 60) <= 8
+    assert growth.fold == pytest.approx(50, rel=0.5)
+
+
+def test_what_falls_is_no_growth() -> None:
+    rng = np.random.default_rng(1)
+    assert shape_of(np.exp(-planted("line", 20, 100, rng) + noise("white", 100, rng))).kind == "falling"
+    assert shape_of(np.exp(-planted("step", 20, 100, rng) + noise("white", 100, rng))).kind == "step_down"
+
+
+def test_teeth_that_follow_the_staleness_are_named_without_a_period() -> None:
+    rng = np.random.default_rng(2)
+    ages = np.concatenate([np.arange(size) for size in rng.integers(2, 7, 40)])[:120].astype(float)
+    shape = shape_of(np.exp(0.4 * ages + noise("white", 120, rng)), ages)
+    assert (shape.kind, shape.period) == ("sawtooth", None)
+    assert shape.tooth > 2
+    assert shape_of(np.exp(noise("white", 120, rng)), ages).kind == "flat"
+
+
+def test_few_or_no_values_have_no_shape() -> None:
+    assert shape_of(np.ones(5)).kind == "too_short"
+    assert shape_of(np.zeros(50)).kind == "too_short"
+    assert shape_of(np.ones(50)).kind == "flat"
