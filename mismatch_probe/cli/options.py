@@ -269,10 +269,8 @@ _WORDS: Final = (
     (r"^Invalid value for '(.*?)': ", r"\1 cannot be used: "),
     (r"^Got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)$", r"\1 is more than the command takes"),
     (r"^No such (option|command):? (\S+?)\.?(?= |$)", r"there is no \1 \2"),
-    (r"^(there is no command) '(.*?)'\.?(?=$| )", r"\1 \2"),
     (r" ?\(Possible options: (.*)\)$", r"; did you mean \1?"),
-    (r" Did you mean one of: (.*?)\?$", r"; did you mean \1?"),
-    (r" Did you mean '?(.*?)'?\?$", r"; did you mean \1?"),
+    (r"\.? Did you mean (?:one of: )?(.*?)\?$", r"; did you mean \1?"),
     (r"^Option '(.*?)' requires an argument", r"\1 needs a value behind it"),
 )
 
