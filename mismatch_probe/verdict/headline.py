@@ -11,7 +11,7 @@ from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_many, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
+from mismatch_probe.verdict.growth import course_words, growth_sentence, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
@@ -173,7 +173,9 @@ def _what_costs(pair: PairSummary) -> str:
 
 def _kl_and_limit(pair: PairSummary) -> str:
     kl = pair.metrics["kl_k3"]
-    return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}"
+    levels = levels_of(pair.steps) if pair.growth is None else None
+    course = "" if levels is None else f", {course_words(levels)}"
+    return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}{course}"
 
 
 def _of_few_prompts(pair: PairSummary) -> str:
