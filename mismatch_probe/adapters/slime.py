@@ -52,8 +52,8 @@ def guard_rollout(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> N
 
 @cache
 def guards() -> Guards:
-    """Those of this process, which remember the run. Every rank asks for them, because all tell each other whether they
-    could read their file: none is left waiting.
+    """The guards of this process, which remember the run. Every rank asks for them: all exchange whether they could
+    read their file, so that no rank waits for another.
 
     Raises:
         UsageError: the file of one of the ranks cannot be used.

@@ -146,7 +146,7 @@ class _GuardCallback(TrainerCallback):
         return control
 
     def _act(self, decision: Decision) -> None:
-        """On what was said of this update alone: the rate is lowered once."""
+        """Act on the decision about this update alone: the rate is lowered once."""
         trainer = self._trainer
         if decision.events:
             logger.warning("%s", decision)

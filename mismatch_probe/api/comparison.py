@@ -1,9 +1,9 @@
 """A comparison of arrays and a run directory in a notebook: what they say, their numbers, their page."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
@@ -25,7 +25,7 @@ from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
 from mismatch_probe.records.training_run import TrainingDirectory, TrainingManifest, TrainingSummary
-from mismatch_probe.report.names import HEADLINE_METRICS
+from mismatch_probe.report.names import HEADLINE_METRICS, metric_aggregate
 from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sentence, table_footnote, tokens_left_out
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Column, Table
@@ -115,7 +115,7 @@ class Comparison:
             Column("metric", str),
             Column("value", lambda name: write_estimate(self.metrics[name]).value),
             Column("interval", lambda name: write_estimate(self.metrics[name]).interval or ABSENT),
-            Column("what it is", metric_meaning),
+            Column("what it is", _meaning),
         ]
         names = [name for name in HEADLINE_METRICS if name in self.metrics]
         return Table.of(size_sentence(self.pair), names, columns)
@@ -136,12 +136,20 @@ class Comparison:
         return frame_page(render_arrays(self.summary, PlotlyJs.CDN))
 
 
+def _meaning(name: str) -> str:
+    """What a metric measures, and how its values are aggregated, where that is no mean."""
+    aggregate = metric_aggregate(name)
+    return (
+        metric_meaning(name) if aggregate in ("mean", "of whole responses") else f"{metric_meaning(name)} ({aggregate})"
+    )
+
+
 def _within_width(line: str) -> str:
-    """A sentence that is longer goes on below, as far to the right as it began."""
+    """A sentence that is longer goes on below, as far to the right as it, or the last column of a table, began."""
     if len(line) <= TEXT_WIDTH:
         return line
-    indent = line[: len(line) - len(line.lstrip())]
-    return fill(line, TEXT_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    start = max((gap.end() for gap in re.finditer(r"(^ +| {2,})(?=\S)", line)), default=0)
+    return fill(line, TEXT_WIDTH, subsequent_indent=" " * start, break_long_words=False, break_on_hyphens=False)
 
 
 def frame_page(page: str) -> str:
@@ -149,8 +157,9 @@ def frame_page(page: str) -> str:
 
     A page in a cell fetches plotly.js, which alone would take 1.7 MB of the notebook; its numbers need no network.
     """
+    attribute = page.replace("&", "&amp;").replace("'", "&#39;")
     return (
-        f'<iframe srcdoc="{escape(page)}" style="width:100%;height:{FRAME_HEIGHT}px;border:0" '
+        f"<iframe srcdoc='{attribute}' style=\"width:100%;height:{FRAME_HEIGHT}px;border:0\" "
         'sandbox="allow-scripts" title="mismatch-probe"></iframe>'
     )
 
@@ -261,12 +270,11 @@ class ComparisonRun:
 
     def _repr_html_(self) -> str:
         from mismatch_probe.report.answers.compare import summary_of_run
-        from mismatch_probe.report.page import Filed, render_html
-        from mismatch_probe.report.rendering import PlotlyJs
+        from mismatch_probe.report.page import Filed, render_cell
 
         findings = Filed.of(self.path)
         summary = summary_of_run(self.summary, self.path, findings.findings)
-        return frame_page(render_html(summary, self.manifest, findings, PlotlyJs.CDN))
+        return frame_page(render_cell(summary, self.manifest, findings))
 
     def _measured_data(self, pair: PairName | None) -> PairData:
         names = list(self.pairs)

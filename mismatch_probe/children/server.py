@@ -4,9 +4,9 @@ It lives as long as its parent: when that is gone, however it ended, the server 
 started, and the processes of an engine of the parent's own, removes their shared memory and the parent's scratch
 folders, and ends itself. It does no work of its own, so nothing delays that.
 
-A job is forked from the imported modules, which takes milliseconds. Where a fork cannot be used it is an interpreter of
-its own: beside a GPU, whose driver does not survive a fork once a library has touched it; and where an import failed or
-left threads running, so that the job meets the failure itself.
+A job is forked from the imported modules, which takes milliseconds. Where a fork cannot be used, a job is an
+interpreter of its own: on a machine with a GPU, whose driver does not survive a fork once a library has touched it, and
+where an import failed or left threads running, so that the job meets the failure itself.
 """
 
 import gc

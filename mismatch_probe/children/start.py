@@ -198,7 +198,7 @@ class Process:
             how = f"signal {signal.Signals(-self._code).name}"
         else:
             how = f"exit code {self._code}"
-        tail = " | ".join(lines[-_LOG_LINES:]) or "it said nothing"
+        tail = " | ".join(lines[-_LOG_LINES:]) or "its log is empty"
         where = "" if self._job.log is None else f" (whole log: {self._job.log})"
         return EngineError(f"{self._job.name} ended with {how}: {tail}{where}; see mismatch-probe doctor")
 

@@ -269,7 +269,8 @@ _WORDS: Final = (
     (r"^Invalid value for '(.*?)': ", r"\1 cannot be used: "),
     (r"^Got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)$", r"\1 is more than the command takes"),
     (r"^No such (option|command):? (\S+?)\.?(?= |$)", r"there is no \1 \2"),
-    (r"\(Possible options: (.*)\)$", r"(close to it: \1)"),
+    (r" ?\(Possible options: (.*)\)$", r"; did you mean \1?"),
+    (r"\.? Did you mean (?:one of: )?(.*?)\?$", r"; did you mean \1?"),
     (r"^Option '(.*?)' requires an argument", r"\1 needs a value behind it"),
 )
 
@@ -280,7 +281,8 @@ def sentence_of(error: Any, words: Sequence[str]) -> str:
     for pattern, ours in _WORDS:
         sentence = re.sub(pattern, ours, sentence)
     sentence = _with_value(sentence.rstrip(".; "), words)
-    return f"{sentence}; `{_example_command(error, words)} --help` lists what it takes"
+    joint = " " if sentence.endswith("?") else "; "
+    return f"{sentence}{joint}`{_example_command(error, words)} --help` lists what it takes"
 
 
 def _with_value(sentence: str, words: Sequence[str]) -> str:

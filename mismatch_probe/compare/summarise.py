@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.pair_data import PairData
+from mismatch_probe.compare.pair_data import PairData, StepKey, growth_over_steps, step_keys, step_order
 from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.compare.subsamples import full_vocabulary_of, routing_of_pair, share_decoded_alike
@@ -22,15 +22,13 @@ from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import weights_order
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.estimator import blame, contrast
-from mismatch_probe.stats.growth import step_growth
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck, StepGrowth
+from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
 from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
@@ -52,9 +50,6 @@ STEP_METRICS: Final = (
 )
 
 
-_Key = tuple[int | None, str | None]
-
-
 def over_steps(data: PairData, level: float) -> list[StepSummary]:
     """The metrics of each step and weight version, in order; none where there is one step, or none is known.
 
@@ -62,8 +57,8 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
     grows with the number of versions between is staleness, and the deviation of the newest version is not. Of very many
     steps, neighbours are combined.
     """
-    keys = _step_keys(data)
-    order = sorted(set(keys), key=_stretch_order)
+    keys = step_keys(data)
+    order = sorted(set(keys), key=step_order)
     if data.pair is None or len(order) < 2:
         return []
     length = math.ceil(len(order) / MOST_ROWS)
@@ -79,34 +74,13 @@ def over_steps(data: PairData, level: float) -> list[StepSummary]:
     return rows
 
 
-def growth_over_steps(data: PairData, level: float) -> StepGrowth | None:
-    """How the KL grows over the steps, in the newest weights of each, so that staleness moves nothing; None where it
-    does not grow, or no steps are known.
-    """
-    keys = _step_keys(data)
-    if data.pair is None or not keys:
-        return None
-    newest = {key[0]: key for key in sorted(set(keys), key=_stretch_order)}
-    is_newest = np.asarray([key == newest[key[0]] for key in keys])
-    part = data.pair.of_tokens(data.pair.sequences.spread(is_newest))
-    return None if part is None else step_growth(part, level)
-
-
 def _last_step(data: PairData) -> int | None:
     """Where there are several steps."""
-    steps = {step for step, _ in _step_keys(data) if step is not None}
+    steps = {step for step, _ in step_keys(data) if step is not None}
     return max(steps) if len(steps) > 1 else None
 
 
-def _step_keys(data: PairData) -> list[_Key]:
-    """Step and weight version of each usable response; none where the responses are of no log."""
-    if "step" not in data.rollouts.column_names:
-        return []
-    steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
-    return list(zip(steps, versions, strict=True))
-
-
-def _stretch_summary(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> StepSummary:
+def _stretch_summary(stretch: Sequence[StepKey], metrics: dict[str, Estimate]) -> StepSummary:
     (first, version), (last, _) = stretch[0], stretch[-1]
     return StepSummary(
         step=first,
@@ -114,11 +88,6 @@ def _stretch_summary(stretch: Sequence[_Key], metrics: dict[str, Estimate]) -> S
         weight_version=version if all(other == version for _, other in stretch) else None,
         metrics=metrics,
     )
-
-
-def _stretch_order(key: _Key) -> tuple[int, int, str]:
-    step, version = key
-    return (-1 if step is None else step, *weights_order(version))
 
 
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")

@@ -1,4 +1,4 @@
-"""What a comparison is: which sides are set against each other, on which responses, and how they are computed."""
+"""What a comparison is: which sides are compared, on which responses, and how they are computed."""
 
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final, TypeVar
@@ -50,8 +50,8 @@ class CompareSettings(Settings):
     infer: Annotated[tuple[InferSide, ...], ListAsTuple] = ()
     train: Annotated[tuple[TrainSide, ...], ListAsTuple] = ()
     pairs: PairsField = tuple((dtype.value, dtype.value) for dtype in (Dtype.BF16, Dtype.FP16, Dtype.FP32))
-    """Names of a training side and of an engine's; a dtype's name is a side that nothing else is said of. Where sides
-    are given and no pairs, each of `train` is set against each of `infer`.
+    """Names of a training side and of an engine's side; a dtype's name is a side without further settings. Where sides
+    are given and no pairs, each of `train` is paired with each of `infer`.
     """
     prompts: PromptSettings = PromptSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -190,8 +190,8 @@ class CompareSettings(Settings):
         return all(side.is_computed_here and side.model == self.model and side.adapter is None for side in sides)
 
     def exact_sides(self, pair: PairName) -> tuple[list[DeclaredSide], list[DeclaredSide]]:
-        """The sides of a pair as they would be declared in FP32, under names of their own. A server serves one dtype:
-        beside it stands the engine in this process, with what the server serves, in FP32 and in the server's dtype.
+        """The sides of a pair as they would be declared in FP32, under names of their own. A server serves one dtype,
+        so the engine in this process serves the same checkpoint in FP32 and in the server's dtype.
         """
         train = next((side for side in self.train if side.name == pair[0]), None)
         infer = next((side for side in self.infer if side.name == pair[1]), None)

@@ -82,7 +82,7 @@ class LocalizeSettings(Settings):
     train_dtype: DtypeField = Dtype.BF16
     infer_dtype: DtypeField = Dtype.BF16
     pair: PairField | None = None
-    """The sides of a run that these settings are of, by name; unset, nothing is said of them but their dtypes."""
+    """The names of the run's sides that these settings describe; unset, only their dtypes are known."""
     prompts: PromptSettings = PromptSettings(num_prompts=LOCALIZE_PROMPTS)
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=128)
     engine: EngineSettings = EngineSettings()

@@ -1,1 +1,1 @@
-"""Two samples of the same measurement set against each other: by `diff` for people, by `gate` for limits."""
+"""Two samples of the same measurement are compared: by `diff` for people, by `gate` for limits."""

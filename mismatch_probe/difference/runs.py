@@ -52,8 +52,8 @@ def difference_of(
 ) -> Difference:
     """Every pair of dtypes that both runs have; where they share none and each has one, those two.
 
-    rescored_with: the run whose settings scored the first run's responses in the second. Its engine knows them by
-    prefill alone, so the first run's prefill is set against it.
+    rescored_with: the run whose settings scored the first run's responses in the second. Its engine scored them by
+    prefill alone, so it is compared with the first run's prefill.
 
     Raises:
         BrokenRecord: a run is damaged, or has no usable response.

@@ -257,7 +257,7 @@ class Engine(Closing):
 
 
 def scored_alone(engine: Engine, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
-    """Prefill scores of each sequence in a batch of its own; a leg computed among others is to be held against them."""
+    """Prefill scores of each sequence in a batch of its own, with which a leg computed in full batches is compared."""
     return [engine.replay([sequence])[0] for sequence in sequences]
 
 

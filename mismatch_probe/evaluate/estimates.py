@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 ENOUGH_ESS: Final = 0.5
-"""Least effective share of the responses to tell accuracy under pi from."""
+"""Least effective share of the responses from which accuracy under pi is estimated."""
 
 
 @dataclass(frozen=True)

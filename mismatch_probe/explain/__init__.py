@@ -1,4 +1,4 @@
-"""A log explained by trying: each suspected cause is computed from the checkpoint and set against what was logged."""
+"""A log is explained by trying: each suspected cause is computed from the checkpoint and compared with the log."""
 
 from mismatch_probe.explain.run import ExplainJob, explain, run_explain
 

@@ -70,7 +70,7 @@ def of_distribution(as_declared: Distribution) -> Iterator[Family]:
 
 
 _COMPARED: Final = 64
-"""First tokens that tell which response a line's log-probs are of."""
+"""Number of first tokens that show which response a line's log-probs belong to."""
 _LEAST_TOKENS: Final = 8
 _OFF_FLOORS: Final = 4.0
 _LEAST_MATCHED: Final = 0.8
@@ -135,8 +135,8 @@ def _in_base(prediction: Floats, judge: Judge, base: int) -> Floats:
 def _exchange_responses(prediction: Floats, judge: Judge, tokens: LoggedTokens, floor: Floor) -> Floats:
     """For each response that is off, the prediction of the response that its even tokens fit best.
 
-    Only the even tokens are looked at, so that the odd ones can tell whether it is true. Where most find another one,
-    nothing is said of the few that do not: theirs may be short, or not in the sample.
+    Only the even tokens choose, so that the odd ones can test the choice. Where most responses find another one, those
+    that do not get no prediction: theirs may be short, or not in the sample.
     """
     heads = _heads(prediction, tokens)
     units = floor.at(heads)

@@ -155,10 +155,10 @@ def choose_for_log(accounts: Sequence[Account], judge: Judge, tokens: LoggedToke
 
 
 def choose_for_responses(accounts: Sequence[Account], judge: Judge, tokens: LoggedTokens) -> Fitted:
-    """The same for every response of its own, its even tokens choosing for its odd ones and the other way round.
+    """Each response takes the account of least loss: its even tokens choose for its odd ones, and the reverse.
 
-    The first account, as declared, is left where another one's loss is less by _MARGIN. An account that says nothing of
-    a response means that nothing can be said of it.
+    Another account replaces the first, which is as declared, where its loss is less by _MARGIN. A response for which an
+    account predicts nothing gets no prediction.
     """
     losses = np.stack([np.nan_to_num(judge.loss(each)) for each in accounts])
     is_known_by = np.stack([np.isfinite(judge.loss(each)) for each in accounts])

@@ -86,7 +86,7 @@ def _mean_nothing(at_zeros: Floats, others: Floats, at_others: Floats) -> bool:
 
 
 _AGREE_FLOORS: Final = 3.0
-"""Of one side's rounding: two sides that round alone lie 1.4 apart."""
+"""In units of one side's rounding: the distance of two sides that differ by rounding alone is 1.4."""
 
 
 def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
@@ -138,7 +138,7 @@ def run_explain(job: ExplainJob) -> Explanation:
 def explain(
     settings: ExplainSettings, responses: Sequence[LoggedResponse], tell: ProgressCallback = lambda *progress: None
 ) -> Explanation:
-    """What explains each side of the log; all responses are computed, in this process. `tell` hears how far it is.
+    """What explains each side of the log; all responses are computed, in this process. `tell` is the progress callback.
 
     Raises:
         UsageError: the log has nothing to explain, or the checkpoint cannot be used for its ids.

@@ -155,7 +155,7 @@ def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[C
             f"The data is broken: {write_count(num_missing)} log-probs of {SIDES[bench.side]} are missing.",
             [
                 f"{write_share(num_missing, num_sampled)} of its log-probs are NaN, infinite, a floor such as -9999, "
-                "or 0 at tokens that are far from certain; they are left out of everything else that is said"
+                "or 0 at tokens that are far from certain; they are left out of all other results"
             ],
         )
 

@@ -228,6 +228,8 @@ class GateSettings(Settings):
     max_sequences: Count = 1024
     """The last look."""
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
+    growth: Literal["off", "warn", "error"] = "warn"
+    """Of an imported log: whether a KL that grows over its steps is not judged, shown, or blocks."""
     preset: PresetName | None = None
     floor: str | None = None
     """The file that `gate calibrate` wrote, beside the gate file."""

@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.claims import regression
 from mismatch_probe.gate.config import Check, GateFile, load_gate
-from mismatch_probe.gate.decide import GateDecision, decide, filed_results
+from mismatch_probe.gate.decide import GateDecision, decide, filed_results, growth_results, has_growth_to_show
 from mismatch_probe.gate.measure import Measurer, sound_pair
 from mismatch_probe.gate.reading import (
     OpenRun,
@@ -28,7 +28,7 @@ from mismatch_probe.gate.reading import (
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.provenance.environment import content_key
-from mismatch_probe.records.gate_result import CheckResult, FloorEntry, GateResult, NoiseFloor
+from mismatch_probe.records.gate_result import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.results import Estimate
@@ -67,7 +67,10 @@ def run_gate(
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
     decided = filed_results(gate.filed, run_path, run.manifest)
-    decision = decide(gate, Measurer(evidence_of(run, baseline)), decided)
+    evidence = evidence_of(run, baseline)
+    if run.manifest.log is not None:
+        decided += growth_results(gate.settings, run.samples.values())
+    decision = decide(gate, Measurer(evidence), decided)
     is_open = decision.answer == "inconclusive"
     what_next, next_command = _next_step(decision, gate, run, gate_path) if is_open else ("", None)
     gate_key = content_key(complete.model_dump(mode="json"))
@@ -146,11 +149,16 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
         answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")
     }
     if decision.answer == "pass":
-        return f"Pass: {_count_limits(blocking)} kept {at}."
+        return f"Pass: {_count_limits(blocking)} kept {at}{_but_growing(decision)}."
     if decision.answer == "fail":
         return f"Fail: {len(checks_by_answer['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
     of_limits = f"{len(checks_by_answer['inconclusive'])} of {_count_limits(blocking, 'is', 'are')}"
     return f"Inconclusive: {of_limits} neither kept nor broken {at}; {what_next}."
+
+
+def _but_growing(decision: GateDecision) -> str:
+    grown = next((check for check in decision.checks if check.metric == GROWTH and check.answer == "fail"), None)
+    return "" if grown is None else f", but {grown.sentence.partition('; ')[0]}"
 
 
 def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
@@ -224,6 +232,8 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
     ]
     if run.manifest.log is not None:
         notes += what_a_log_lacks(run.manifest.log)
+        if gate.settings.growth != "off" and not any(map(has_growth_to_show, run.samples.values())):
+            notes.append("growth of the KL over the steps was not judged: one step, or too few responses to show one")
     if baseline is not None:
         notes += unchecked_facts(run.identity, baseline.identity, "the baseline")
         changes = version_changes(baseline.manifest, run.manifest)

@@ -1,6 +1,6 @@
 """Forward and backward passes over the responses: FP32 to look, 16 bits to try against it.
 
-A 16-bit run is held against FP32: is it finite, how close is it, and which loss scales fit.
+A 16-bit run is compared with FP32: is it finite, how close is it, and which loss scales fit.
 """
 
 import math
@@ -25,8 +25,8 @@ from mismatch_probe.records.headroom import OptimizerFindings, PrecisionTrial, S
 def look_forward(
     model: PreTrainedModel, workload: BatchedResponses, channels_of: Sequence[str], tell: Callable[[str], None]
 ) -> tuple[ForwardRanges, torch.Tensor]:
-    """Ranges of every operation, and the log-probs of all response tokens in the order of the batches; `tell` hears how
-    far that is, here as below.
+    """Ranges of every operation, and the log-probs of all response tokens in the order of the batches; `tell` receives
+    how far that is, here as below.
     """
     ranges = ForwardRanges(frozenset(channels_of))
     with torch.no_grad(), computing(model.device), OperationWatch(model, ranges.see):
@@ -75,7 +75,7 @@ def try_backward(
     exponents: Sequence[int],
     tell: Callable[[str], None],
 ) -> list[ScaleTrial]:
-    """True backward passes of a 16-bit model at loss scales 2^exponent, held against the FP32 gradient.
+    """True backward passes of a 16-bit model at loss scales 2^exponent, compared with the FP32 gradient.
 
     exponents: ascending. Those above one that overflows are not tried, and not in the result.
     """
@@ -117,7 +117,7 @@ def exponents_at_the_ends(scales: Sequence[ScaleTrial]) -> list[int]:
 
 
 def _with_progress(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
-    """The batches, each told as it begins."""
+    """The batches; the progress callback is called as each begins."""
     for number, rows in enumerate(workload.batches, 1):
         tell(f"{what}batch {number} of {len(workload.batches)}")
         yield rows
@@ -217,7 +217,7 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every trial is held against: the FP32 model and its log-probs [T] of the responses."""
+    """The reference of every trial: the FP32 model and its log-probs [T] of the responses."""
 
     folder: Path
     settings: HeadroomSettings

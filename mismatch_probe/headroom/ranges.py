@@ -34,7 +34,7 @@ See = Callable[[Operation, torch.Tensor], None]
 
 
 class OperationWatch(TorchFunctionMode):
-    """While entered, `see` is told every floating-point result of the model's own code, in the order of execution.
+    """While entered, `see` receives every floating-point result of the model's own code, in the order of execution.
 
     Operations have the same names in every format, because it is the same code that calls them. A softmax is seen as
     `softmax` and, before it, its input as `softmax input` without the positions that a mask removes.

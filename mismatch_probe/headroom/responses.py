@@ -82,7 +82,7 @@ def load_problems(folder: Path, settings: HeadroomSettings) -> Problems:
 def sample_responses(
     model: PreTrainedModel, problems: Problems, settings: HeadroomSettings, tell: Callable[[str], None]
 ) -> RewardedResponses:
-    """Groups of responses, prompt after prompt, in FP32; `tell` hears how far that is."""
+    """Groups of responses, prompt after prompt, in FP32; `tell` receives how far that is."""
     _require_finite(model, problems.prompts[0].token_ids)
     sampling, ends = settings.sampling, end_token_ids(model)
     sequences, prompt_ids, texts = [], [], []

@@ -176,7 +176,7 @@ class _Stages:
 
 
 def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) -> Headroom:
-    """Does the checkpoint fit FP16? `tell` hears of each stage, and how far it is.
+    """Does the checkpoint fit FP16? `tell` receives each stage, and how far it is.
 
     Raises:
         BrokenRecord: the checkpoint's answers are not finite even in FP32.

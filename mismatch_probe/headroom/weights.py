@@ -77,7 +77,7 @@ class _Totals:
 def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: None) -> WeightFindings:
     """Every floating-point tensor of a checkpoint's safetensors files, rounded to FP16 to nearest even.
 
-    `tell` hears how far that is.
+    `tell` receives how far that is.
 
     Raises:
         UsageError: there are no intact safetensors files, none with floating-point weights, or a tensor is stored in a

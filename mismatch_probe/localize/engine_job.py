@@ -40,8 +40,9 @@ def judge_interventions(
 ) -> Interventions:
     """`read` gives the log-probs [T] of a leg by its name; a trial without a part is its side as it is.
 
-    A part of the engine is held against the training path as it is, and the reverse; what the engine's decoding and its
-    replay differ in is on both sides of each contrast. A part tried on both sides is also in FP32 on both.
+    A part of the engine is compared with the unchanged training path, and the reverse; the difference between the
+    engine's decoding and its replay is on both sides of each contrast. A part tried on both sides is also in FP32 on
+    both.
     """
     legs = {(trial.side, trial.part): trial for trial in trials}
     log_pi, log_mu = read("train"), read("infer")
@@ -117,7 +118,7 @@ def try_parts(
     parts: Mapping[str, InFP32],
     tell: Callable[[str], None],
 ) -> list[TrialNotes]:
-    """Score with nothing in FP32, then with each part, and write a leg for each; `tell` hears how far that is."""
+    """Score with nothing in FP32, then with each part, and write a leg for each; `tell` receives how far that is."""
     tell("scoring with nothing in FP32")
     trials = [try_plain(workspace, side, sequences, score)]
     for number, (name, part) in enumerate(parts.items(), 1):
@@ -175,7 +176,7 @@ def replay_in_batches(
 
 
 def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is."""
+    """`tell` receives how far it is."""
     task = workspace.read_task()
     settings = task.settings
     comparison = settings.as_comparison()
@@ -248,7 +249,7 @@ def switches_of(settings: LocalizeSettings) -> list[str]:
 
 
 def has_low_kv_cache(settings: LocalizeSettings) -> bool:
-    """Whether the engine is told to keep keys and values in fewer than 16 bits."""
+    """Whether the engine's settings keep keys and values in fewer than 16 bits."""
     return short_name(settings.engine.args.get("kv_cache_dtype", "auto")) not in ("auto", *COMPUTED_IN)
 
 

@@ -53,7 +53,7 @@ _WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
 
 
 def run_job(workspace: Workspace, job: str, tell: Callable[[str], None]) -> JobNotes:
-    """Run a job to its end; `tell` hears how far it is."""
+    """Run a job to its end; `tell` receives how far it is."""
     child = start.Job(
         name=f"the {job} job",
         function=run_noted,
@@ -94,7 +94,7 @@ _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_paralle
 
 
 def localize(settings: LocalizeSettings, folder: Path, tell: StageProgressCallback) -> Localization:
-    """Where do the two sides part? Working files go to `folder`; `tell` hears of each job, and how far it is.
+    """Where do the two sides part? Working files go to `folder`; `tell` receives each job, and how far it is.
 
     Raises:
         UsageError: the checkpoint, the prompts or the settings cannot be used.

@@ -6,8 +6,8 @@ in all channels or in one. A norm's constants also change the length of what it 
 what rounding does to single numbers; that is seen in the difference of the two scales.
 
 Two formats round the same numbers by other luck, which decides where a channel has few different ones, as behind the
-embeddings of a few ids; and FP32 beside 16 bits rounds next to nothing, so it is no control. Then errors count from one
-rounding on, or from what blocks make of many.
+embeddings of a few ids; and FP32 rounds next to nothing compared with 16 bits, so it is no control. Then errors count
+from one rounding on, or from what blocks make of many.
 """
 
 import math
@@ -251,7 +251,7 @@ class PlaceNames:
         return None if inside is None else _name(self.infer_layers, layer, inside)
 
     def modules_without_place(self, places: set[str]) -> list[str]:
-        """Modules of vLLM's layers that no place of the training path was held against."""
+        """Modules of vLLM's layers that no place of the training path was compared with."""
         return sorted(
             name
             for place, name in self.inside.items()

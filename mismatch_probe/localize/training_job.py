@@ -24,7 +24,7 @@ from mismatch_probe.training_path.scorer import Scorer
 
 
 def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
-    """`tell` hears how far it is."""
+    """`tell` receives how far it is."""
     task = workspace.read_task()
     sequences = sequences_of(read_table(workspace.rollouts))
     notes = JobNotes()
@@ -101,7 +101,7 @@ def try_training_parts(
     notes: JobNotes,
     tell: Callable[[str], None],
 ) -> None:
-    """Try every part, every layer, all parts together, and the whole model; what cannot be tried is said in `notes`."""
+    """Try every part, every layer, all parts together, and the whole model; `notes` list what cannot be tried."""
     if not settings.train_dtype.rounds_coarsely or settings.training.precision not in ("weights", "to"):
         notes.left_out["training path"] = NOT_16_BIT
         return

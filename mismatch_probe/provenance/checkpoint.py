@@ -198,7 +198,7 @@ def fingerprint(folder: Path) -> str:
     """Hash of what the checkpoint computes: description files and weights, as 16 hexadecimal digits.
 
     A weight file over 256 MiB is hashed by its size, header end and 64 evenly spaced samples of 1 MiB, so that a large
-    checkpoint is told apart in seconds; an optimizer step changes every sample.
+    checkpoint is recognised in seconds; an optimizer step changes every sample.
     """
     digest = hashlib.sha256()
     paths = [folder / name for name in _DESCRIPTIONS if (folder / name).exists()] + weight_files(folder)

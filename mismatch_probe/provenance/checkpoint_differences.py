@@ -1,4 +1,4 @@
-"""Two checkpoints held against each other: weights, configuration, tokenizer and chat template."""
+"""Two checkpoints are compared: weights, configuration, tokenizer and chat template."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -182,7 +182,7 @@ def weights_difference(train: Path, infer: Path, *, whole_bytes: int = WHOLE_BYT
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far two tensors of one name lie apart."""
+    """The difference of two tensors of one name."""
 
     relative: float | None
     is_rounding: bool = False

@@ -144,7 +144,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file in the folder of `path`; on a clean exit it becomes `path`, on an error it is removed.
 
     Its name cannot be foreseen and is none that is there already. Its writer holds a lock on it, so that what a killed
-    process left of this file is told from what another one is writing, and is removed.
+    process left of this file is distinguished from what another one is writing, and is removed.
 
     Raises:
         StorageError: the disk refused the write, or `path` is a link, a pipe, a socket or a device.

@@ -1,4 +1,4 @@
-"""Digests of what the numbers of a run rest on, so that a manifest or a table that was edited is found out.
+"""Digests of what the numbers of a run rest on, so that a manifest or a table that was edited is detected.
 
 Whoever edits may also compute the digest anew: it shows a slip, and no intent.
 """
@@ -85,7 +85,7 @@ def with_digests(table: pa.Table) -> pa.Table:
 
 
 def seal(table: pa.Table, identity: Mapping[bytes, bytes]) -> pa.Table:
-    """A table that says whose it is; `tables.write_table` adds the digests."""
+    """A table with its run and leg in its metadata; `tables.write_table` adds the digests."""
     return table.replace_schema_metadata({**identity, _DIGESTS: b""})
 
 

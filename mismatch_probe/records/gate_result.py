@@ -12,6 +12,9 @@ from mismatch_probe.records.summary import Record
 GATE_FILE: Final = "gate.json"
 JUNIT_FILE: Final = "junit.xml"
 
+GROWTH: Final = "growth_over_steps"
+"""The metric of the row that says whether the KL of a log grows over its steps."""
+
 CheckKind = Literal["max", "min", "max_regression", "equal"]
 CheckAnswer = Literal["pass", "fail", "inconclusive"]
 

@@ -224,7 +224,7 @@ class LoggedResponse:
     """What the responses to one prompt have in common, None where the log does not say."""
     finish_reason: str | None = None
     model: str | None = None
-    """Its name, where the log has one beside the version of its weights."""
+    """Its name, where the log has one besides the version of its weights."""
     num_padding: int = 0
     """Tokens of padding that the log has around it, and that are left out here."""
 
@@ -264,7 +264,7 @@ class ErrorSums:
 class OwnSums:
     """Sums of own errors, each in units of its number's size; by channel [C] and by sequence [N].
 
-    `squares` and `fourths` are powers of the errors: what one is to the other tells how many tokens decide a channel.
+    `squares` and `fourths` are powers of the errors: their ratio shows how many tokens decide a channel.
     `along` over `targets` is how much longer the output is than FP32 makes it.
     """
 

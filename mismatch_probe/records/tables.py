@@ -51,7 +51,7 @@ ROLLOUTS = pa.schema(
 def leg_schema(*, double: bool = False) -> pa.Schema:
     """A leg's columns; log-probs in nats, one list a response. `double` for an FP64 reference.
 
-    `ids_key` is the hash of the token ids that were really scored, so that a leg of other ids is found out.
+    `ids_key` is the hash of the token ids that were really scored, so that a leg of other ids is detected.
     """
     number = pa.float64() if double else pa.float32()
     return pa.schema(

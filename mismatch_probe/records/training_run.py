@@ -96,7 +96,7 @@ class TrainingDirectory(RunDirectory):
 
 
 class Canary(Entry):
-    """Both sides held against each other on weights that were just sent; `train --canary --json` prints it."""
+    """Both sides are compared on weights that were just sent; `train --canary --json` prints it."""
 
     canary_version: int = 1
     tool_version: str

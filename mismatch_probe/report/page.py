@@ -116,6 +116,26 @@ def render_html(
     )
 
 
+_NOT_IN_A_CELL: Final = frozenset({"corrections", "responses", "settings", "provenance"})
+"""Sections that take half of a page, and that a notebook does without."""
+
+
+def render_cell(summary: Summary, manifest: Manifest, documents: Filed) -> str:
+    """The page as a notebook holds it: without its largest details, and the summary that lies in a page."""
+    answer = run_answer(summary, manifest, documents)
+    return render_page(
+        replace(
+            answer,
+            facts=[*answer.facts, "responses, corrections, settings and provenance: report.html of the run"],
+            sections=[section for section in answer.sections if section.anchor not in _NOT_IN_A_CELL],
+        ),
+        PlotlyJs.CDN,
+        tool_version=manifest.tool_version,
+        sources=["summary.json", "manifest.json", *documents.names],
+        document={},
+    )
+
+
 def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_FILED) -> Answer:
     """What the page of a run shows, with all its sections."""
     evaluation, gate = documents.evaluation, documents.gate

@@ -171,6 +171,10 @@ def few_tokens_sentences(summary: Summary) -> list[str]:
     ]
 
 
+_SURE_ERRORS: Final = 3.3
+"""Standard errors off 1 that chance brings in one healthy sample of 1,000; in one of 20 it brings 1.96."""
+
+
 def disagreement_sentences(summary: Summary) -> list[str]:
     """Where numbers seem to contradict each other, and why they need not: two estimates of one KL, each unbiased on
     draws from mu, with intervals that do not meet, and a mean weight whose interval leaves 1 out.
@@ -204,13 +208,20 @@ def _why_off_one(pair: PairSummary, ratio: Estimate | None) -> str:
     few = ""
     if pair.few_tokens is not None:
         few = f"A few tokens do it where d has so heavy a tail ({few_tokens_words(pair.few_tokens)}); else "
-    if ratio is not None and ratio.high is not None and ratio.high < 1:
+    if ratio is not None and _may_be_chance(ratio):
+        why = "so close to 1 it may be chance, as in 1 of 20 samples of healthy data: more prompts tell"
+    elif ratio is not None and ratio.high is not None and ratio.high < 1:
         why = (
             "tokens are absent that pi finds likelier than mu, as where mu samples from a cut vocabulary (top-p, top-k)"
         )
     else:
         why = "the tokens are not draws from mu, or the two sides do not normalise over the same tokens"
     return f"{few}{why}." if few else f"{capital(why)}."
+
+
+def _may_be_chance(ratio: Estimate) -> bool:
+    error = ratio.standard_error
+    return error is not None and abs(ratio.value - 1) < _SURE_ERRORS * error
 
 
 def _weights_off_one(pair: PairSummary) -> Iterator[str]:

@@ -23,7 +23,7 @@ from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
 MOST = 0.8
-"""Share of the foreign rows that must tell the same story."""
+"""Share of the foreign rows that must have one cause."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def examine_ids(
 
 
 def doubled_first_token(prompts: Sequence[Sequence[int]]) -> int | None:
-    """The token that all prompts begin with twice; None where there is none, or only one prompt to tell by."""
+    """The token that all prompts begin with twice; None where there is none, or only one prompt."""
     starts = {tuple(prompt[:2]) for prompt in prompts}
     first = next(iter(starts), ())
     different = {tuple(prompt) for prompt in prompts}
@@ -91,7 +91,7 @@ def share_without(token_id: int, prompts: Sequence[Sequence[int]]) -> tuple[int,
 
 
 def ids_cause(ids: IdsCheck) -> Cause:
-    """The cause that the ids alone tell, `ids_differ` where they tell none."""
+    """The cause that the ids alone show; `ids_differ` where they show none."""
     evidence = [f"{ids.foreign} of {ids.total} responses of {ids.leg} were scored on other ids than were sampled"]
     most = MOST * ids.foreign
     if ids.num_of_other_response >= most:
@@ -215,7 +215,7 @@ _NAMES: Final = {"pi": "the training path", "mu": "the engine"}
 
 
 def where_equal(copies: CopyTotals) -> str:
-    """`at 600 of 632 tokens below -0.01 (94 %)`: where two columns are equal bit for bit, of the tokens that tell."""
+    """`at 600 of 632 tokens below -0.01 (94 %)`: where two columns are equal bit for bit, of those that decide it."""
     telling, equal = int(copies.telling), int(copies.equal)
     tokens = f"{write_count(telling)} tokens below -{CERTAIN_NATS:g}"
     if equal == telling:

@@ -1,4 +1,4 @@
-"""How far the sides lie apart or from a reference, in units of what rounding does to them.
+"""How far the sides lie from each other or from a reference, in units of what rounding does to them.
 
 The unit is an error that is known to be rounding, on the same tokens: that of the training path here, where the log was
 scored with a checkpoint, else that of the log's other side. Two right sides of one checkpoint differ by less than a
@@ -24,7 +24,7 @@ LEAST_FP32_FLOOR = 1e-6
 """Nats: log-probs of magnitude 8 are stored in FP32 to 5e-7."""
 
 MOST_FP32_FLOOR = 2e-5
-"""Nats: two passes further apart than this in FP32 are no FP32 (TF32), or no repetition."""
+"""Nats: two FP32 passes that differ by more are no FP32 (TF32), or no repetition."""
 
 FP32_AGREES_NATS = 1e-4
 """FP32 against FP32 differs by accumulation order alone: mean abs(d) of 2e-6 nats across engines on small models.
@@ -76,7 +76,7 @@ def exact_pair_agrees(disagreement: Disagreement) -> bool:
 BEYOND_FLOORS = 2.0**LEAST_OCTAVES
 _CUT = 0.99
 ALIKE_FLOORS = 3.0
-"""Two sides that differ by rounding only lie 1.4 apart."""
+"""The distance of two sides that differ by rounding alone is 1.4."""
 
 SIDES = {"pi": "the trainer's side", "mu": "the sampler's side"}
 
@@ -164,13 +164,13 @@ def beyond_format(departures: Departures | None) -> list[Cause]:
 
 
 def other_checkpoint(departures: Departures | None) -> Verdict | None:
-    """The verdict where the checkpoint is not the log's; None where it is, or cannot be told."""
+    """The verdict where the checkpoint is not the log's; None where it is, or where that is unknown."""
     if departures is None or not departures.is_other_checkpoint:
         return None
     is_one_side = departures.distance is None
     cause = Cause.of(
         Code.OTHER_CHECKPOINT,
-        unless=", or its sampler is not what it is said to be" if is_one_side else "",
+        unless=", or its sampler is not the declared one" if is_one_side else "",
         sides="the log-probs depart" if is_one_side else "both sides depart alike",
         evidence=_evidence(departures),
     )

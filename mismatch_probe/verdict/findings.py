@@ -39,7 +39,7 @@ _NO_GAIN_UP_TO: Final = 2.0
 
 
 def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
-    """The summary with verdicts and headline of all that is known of the run; `documents` lies beside it.
+    """The summary with verdicts and headline of all that is known of the run; `documents` lie in the same folder.
 
     Twice is as once.
     """
@@ -146,7 +146,7 @@ def _asks_for(command: str, advice: str) -> bool:
 
 
 def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate | None) -> Verdict:
-    """Sides that are as declared leave rounding alone, where nothing else told a bug; a departure is the cause.
+    """Sides that are as declared leave rounding alone, where nothing else showed a bug; a departure is the cause.
 
     Log-probs that are missing are left out of what is measured, so that they break no verdict on the others.
     """

@@ -5,18 +5,22 @@ from collections.abc import Sequence
 from typing import Final
 
 from mismatch_probe.causes.comparison import Code
+from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
-from mismatch_probe.notation import write_estimate, write_percent
+from mismatch_probe.notation import write_estimate, write_many, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
+from mismatch_probe.verdict.growth import course_words, growth_sentence, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
 KL_LIMIT: Final = 1e-3
 KL_LIMIT_NAME: Final = "NeMo-RL's limit"
 """Of the KL (k3) per token in nats, as NeMo-RL recommends it."""
+
+WIDE: Final = 2.0
+"""An interval of a KL is wide where its upper bound is at least so many times its lower one."""
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 _NO_MEASURE_OF_PRECISION = ("broken", "bug")
@@ -54,7 +58,7 @@ def headline(
     pair = foremost(pairs)
     if grows(pair):
         return _of_growth(pair, pairs, contrasts, preflight)
-    return _of_mean(pair, pairs, contrasts, preflight)
+    return f"{_of_mean(pair, pairs, contrasts, preflight)}{_of_few_prompts(pair)}"
 
 
 def grows(pair: PairSummary) -> bool:
@@ -128,7 +132,7 @@ def against_limit(kl: float) -> str:
 
 
 def closest(pair: PairSummary, contrasts: Sequence[Contrast]) -> Contrast | None:
-    """What `pair` is so many times farther apart than, where that is sure of any."""
+    """By how many times the KL of `pair` exceeds another pair's, where that is sure of any."""
     candidates = (
         contrast
         for contrast in contrasts
@@ -169,7 +173,27 @@ def _what_costs(pair: PairSummary) -> str:
 
 def _kl_and_limit(pair: PairSummary) -> str:
     kl = pair.metrics["kl_k3"]
-    return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}"
+    levels = levels_of(pair.steps) if pair.growth is None else None
+    course = "" if levels is None else f", {course_words(levels)}"
+    return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}{course}"
+
+
+def _of_few_prompts(pair: PairSummary) -> str:
+    """The interval of a KL that the headline has, where it is wide and the prompts fewer than by default; else empty.
+
+    An interval shrinks with the square root of the number of prompts, which it is clustered by.
+    """
+    kl = pair.metrics.get("kl_k3")
+    if kl is None or kl.num_prompts is None or pair.verdict.kind not in ("precision", "undecided"):
+        return ""
+    if kl.num_prompts >= DEFAULT_NUM_PROMPTS or kl.low is None or kl.high is None or kl.high < WIDE * kl.low:
+        return ""
+    share = write_percent(math.sqrt(kl.num_prompts / DEFAULT_NUM_PROMPTS))
+    flag = "" if pair.is_logged else " (--num-prompts)"
+    return (
+        f" {write_many(kl.num_prompts, 'prompt')} only: the KL is in {write_estimate(kl).interval}; "
+        f"{DEFAULT_NUM_PROMPTS} prompts{flag} narrow that to about {share} of its width."
+    )
 
 
 def _words_of_difference(pair: PairSummary) -> str:
@@ -235,7 +259,7 @@ _SCORE_IN_FP32: Final = (
 
 _SERVER_BESIDE_ENGINE: Final = (
     "Beside the engine here, in the same dtype and in FP32, what is the server's own shows: other weights than the "
-    "checkpoint's, quantised ones, another dtype than was said"
+    "checkpoint's, quantised ones, another dtype than was declared"
 )
 
 
@@ -257,7 +281,7 @@ def _try_causes(case: Case) -> str:
     step = case.last_step if case.growth is None else step_to_explain(case.growth)
     responses = "these responses" if step is None else f"the responses of step {step}"
     return (
-        f"With the checkpoint that sampled {responses}, each suspected cause is computed and set against the log: "
+        f"With the checkpoint that sampled {responses}, each suspected cause is computed and compared with the log: "
         f"`{explain_command(step)}`"
     )
 

@@ -26,7 +26,7 @@ COSTS: Final = 1.1
 
 
 def judge(case: Case) -> Verdict:
-    """The verdict on one pair. The foremost cause is named; others that hold are listed beside it."""
+    """The verdict on one pair. The foremost cause is named; others that hold are listed after it."""
     verdict = with_unshown_repetitions(case.disagreement, with_few_tokens(case, _judge(case)))
     full = with_known_differences(case, with_equal_legs(case, verdict))
     return with_next_commands(case, with_growth(case.growth, full))

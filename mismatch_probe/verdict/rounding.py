@@ -83,7 +83,7 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
 
 
 def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
-    """The deviation beside what rounding in the pair's formats was measured to make."""
+    """The deviation, and what rounding in the pair's formats was measured to make."""
     mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
     usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
     return (

@@ -164,7 +164,7 @@ def settings_answer(pair: PairSummary, contrast: SettingsContrast) -> str:
         return f"{words} {'cost' if many else 'costs'} {kl}"
     times = f"{kl}, {write_estimate(ratio)} times the same pair without {'them' if many else 'it'}"
     if _holds_1(ratio):
-        return f"{words} {'change' if many else 'changes'} nothing that can be told: {times}"
+        return f"{words} {'change' if many else 'changes'} nothing measurable: {times}"
     return f"{words} {'cost' if many else 'costs'} {times}"
 
 
@@ -227,7 +227,7 @@ def _law(dtype: Dtype, contrast: SettingsContrast) -> list[str]:
 
 
 def _advice_on_contrast(verdict: Verdict, baseline: Verdict, contrast: SettingsContrast) -> list[str]:
-    """What decides the pair beside, where only that is open; what decides this one, where more than rounding is."""
+    """What decides the counterpart, where only that is open; what decides this pair, where more than rounding is."""
     if not contrast.is_rounding:
         return verdict.advice
     return [] if baseline.kind in _SOUND else baseline.advice

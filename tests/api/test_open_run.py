@@ -64,7 +64,10 @@ def test_a_comparison_says_what_its_summary_says(comparison: Path) -> None:
     page = run._repr_html_()
     assert page.startswith("<iframe srcdoc=")
     assert "Verdict on each pair" in page
+    assert 'id="responses"' not in page
+    assert "report.html of the run" in page
     assert len(page.encode()) < LARGEST_CELL
+    assert page.count("'") == 2, "only the attribute's own"
 
 
 def test_a_training_run(tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ from tests.command_line import probe
         ("compare --model", "--model needs a value behind it; `mismatch-probe compare --help` lists"),
         ("compare --model demo --num-prompts x", "--num-prompts x cannot be used: "),
         ("train --model demo --steps 1.5", "--steps 1.5 cannot be used: "),
-        ("headroom --modell x", "there is no option --modell (close to it: --model); `mismatch-probe headroom --help`"),
+        ("headroom --modell x", "there is no option --modell; did you mean --model? `mismatch-probe headroom --help`"),
+        (
+            "impotr x",
+            "there is no command 'impotr'; did you mean 'import'? `mismatch-probe --help` lists what it takes",
+        ),
         ("compare --prompt x", "'--prompt' is not an option here; did you mean '--prompts'?"),
         ("compare --nothing-like-it x", "engine arguments are written --vllm.KEY VALUE"),
         ("report", "RUN... is missing; `mismatch-probe report --help` lists"),

@@ -1,5 +1,6 @@
 """A gate and a diff judge an imported log."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.importing.imported import imported
-from tests.importing.logs import row, rows, write
+from tests.importing.logs import log_of_levels, row, rows, write
 
 
 @pytest.mark.slow
@@ -80,3 +81,33 @@ def test_an_undecided_gate_on_a_log_does_not_advise_to_sample_more(tmp_path: Pat
     answer = probe("gate", "run", run.path, "--config", gate, code=ExitCode.INCONCLUSIVE)
     assert "import a log with" in answer.stdout
     assert "compare --resume" not in answer.stdout
+
+
+GROWING = tuple(0.0003 * 2.2**step for step in range(8))
+
+
+@pytest.mark.slow
+def test_a_kl_that_grows_below_the_limit_is_not_passed_in_silence(tmp_path: Path) -> None:
+    """Before: "Pass: 1 limit is kept"."""
+    run = imported(tmp_path, log_of_levels(tmp_path / "log.jsonl", GROWING))
+    gate = tmp_path / "gate.toml"
+    for growth, code in (("warn", ExitCode.PASS), ("error", ExitCode.GATE_FAILED), ("off", ExitCode.PASS)):
+        gate.write_text(f'[gate]\ngrowth = "{growth}"\n[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 0.2\n')
+        answer = probe("gate", "run", run.path, "--config", gate, "--json", code=code)
+        checks = {check["measured"]: check["answer"] for check in json.loads(answer.stdout)["checks"]}
+        assert checks["abs_logprob_diff"] == "pass"
+        assert checks.get("growth over steps") == (None if growth == "off" else "fail")
+        assert ("KL per token grew " in json.loads(answer.stdout)["sentence"]) == (growth == "warn")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("responses", "is_judged"), [(16, True), (1, False)])
+def test_a_flat_log_has_a_row_that_says_so_or_a_note_that_it_was_not_judged(
+    tmp_path: Path, responses: int, is_judged: bool
+) -> None:
+    run = imported(tmp_path, log_of_levels(tmp_path / "log.jsonl", (0.01, 0.012, 0.011, 0.013), responses))
+    gate = tmp_path / "gate.toml"
+    gate.write_text('[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 0.2\n')
+    shown = probe("gate", "run", run.path, "--config", gate).stdout
+    assert ("none shown" in shown) == is_judged
+    assert ("growth of the KL over the steps was not judged" in shown) != is_judged

@@ -94,6 +94,7 @@ def test_a_flat_noisy_log_keeps_its_headline(tmp_path: Path) -> None:
     pair, summary = pair_of(run), run.read_summary()
     assert pair.growth is None
     assert summary.headline.startswith("Undecided: the log's sides differ by KL ")
+    assert ", flat over 8 steps (" in summary.headline
     assert pair.verdict.advice[-1].endswith("explain RUN --model CHECKPOINT --step 7`")
     answer = run_answer(summary, run.read_manifest())
     assert answer.badge.kind == "undecided"

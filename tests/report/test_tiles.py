@@ -229,6 +229,7 @@ def test_what_makes_two_estimates_of_one_kl_differ_is_said(drawn: Summary) -> No
     for of_token, num_tiles in (
         (low, "a cut vocabulary"),
         (replace(low, value=1.03, low=1.02, high=1.04), "not draws from mu"),
+        (replace(low, value=0.9999, low=0.99981, high=0.99999), "it may be chance"),
     ):
         pairs = [pair.model_copy(update={"metrics": metrics | {"is_ratio_mean_token": of_token}})]
         remarks = compare_answer(drawn.model_copy(update={"pairs": pairs, "contrasts": []})).remarks

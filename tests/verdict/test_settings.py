@@ -110,10 +110,10 @@ def test_more_nats_than_any_rounding_makes_are_not_another_order_of_sums() -> No
     assert "more than rounding can" in pair.verdict.sentence
 
 
-def test_a_setting_whose_interval_holds_1_changes_nothing_that_can_be_told() -> None:
+def test_a_setting_whose_interval_holds_1_changes_nothing_measurable() -> None:
     pair = judged("prefix_caching = True", times=1.1, of_abs=1, of_largest=1, without=SOUND)
     assert pair.verdict.sentence.startswith(
-        "Settings: prefix caching changes nothing that can be told: KL 0.0024 a token, 1.1 [0.9, 1.4] times the same "
+        "Settings: prefix caching changes nothing measurable: KL 0.0024 a token, 1.1 [0.9, 1.4] times the same "
         "pair without it; "
     )
 

@@ -40,7 +40,7 @@ class Question:
     top_k: int = 0
     ignore_eos: bool = False
     top: int = 1
-    """Candidates wanted at each position beside the sampled token."""
+    """The number of candidates at each position besides the sampled token."""
     count: int = 1
     """Responses to the prompt."""
     cache_salt: str | None = None
@@ -192,11 +192,11 @@ class ServerProtocol(Protocol):
     """Whose kind of server it is, such as vLLM, as a sentence names it; empty where only the protocol has a name."""
 
     def recognises(self, facts: ServerFacts) -> bool:
-        """Whether a server that has the endpoint can be asked so. Any, unless the path alone does not tell."""
+        """Whether a server that has the endpoint speaks this protocol: True unless several kinds share the path."""
         return True
 
     def software(self, facts: ServerFacts) -> str | None:
-        """The server's software with its version where its facts tell that it is the one of this protocol."""
+        """The server's software with its version where its facts show that it is the one of this protocol."""
         return None
 
     def dtype(self, facts: ServerFacts) -> str | None:

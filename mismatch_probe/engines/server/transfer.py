@@ -50,7 +50,7 @@ NamedWeights = Iterable[tuple[str, "torch.Tensor"]]
 Chunk = list[tuple[str, "torch.Tensor"]]
 
 _CHUNK_BYTES: Final = 2**30
-"""Held at once beside the weights themselves."""
+"""Memory that one chunk takes besides the weights themselves."""
 _ANSWER_BYTES: Final = 2**20
 _BYTES_OF_A_HELD_WEIGHT: Final = 4096
 """Its digest, its size, and the names of the tensors that it is made of."""
@@ -70,7 +70,7 @@ class WeightTransfer:
     """Of several ranks the first one meets the server and sends; the others wait for it to have met, and go through the
     weights with it, which gathers them.
 
-    says_what_is_held: whether the server tells the digests of its weights.
+    says_what_is_held: whether the server reports the digests of its weights.
     """
 
     def __init__(self, connection: Connection, backend: str, timeout_seconds: float) -> None:
@@ -189,8 +189,8 @@ class WeightTransfer:
 class _ServerRequests:
     """What vLLM's trainers ask of a server (its `VLLMWeightSyncClient`), once each: none of it can be asked twice.
 
-    A trainer opens and ends an update around every chunk; the server sees one of all chunks. on_failure: told where the
-    server does not begin to meet this process, which the trainer may wait for meanwhile.
+    A trainer opens and ends an update around every chunk; the server sees one of all chunks. on_failure: called where
+    the server does not begin to meet this process, which the trainer may wait for meanwhile.
     """
 
     def __init__(self, connection: Connection) -> None:

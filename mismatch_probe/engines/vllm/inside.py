@@ -1,6 +1,6 @@
 """Inside a running vLLM: its activations on given token ids, and a part of it in FP32.
 
-vLLM cuts a batch into steps as it likes; which rows of a step belong to which sequence is told by the token ids and
+vLLM cuts a batch into steps as it likes; which rows of a step belong to which sequence follows from the token ids and
 positions that the model was given, so that recorded rows are of the tokens asked for or there is an error.
 """
 

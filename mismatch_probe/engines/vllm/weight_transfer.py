@@ -215,7 +215,7 @@ WeightTransferTrainerFactory.register_engine(BACKEND, GlooTrainerWeightTransferE
 Pairs = list[tuple[str, torch.Tensor]]
 
 _AFTER_ITS_REQUEST_SECONDS: Final = 5.0
-"""A meeting begins with a request to the server, which has a limit of its own: what that says is told first."""
+"""A meeting begins with a request to the server, which has a limit of its own: its error is raised first."""
 
 
 class _Pairs(WeightSource):

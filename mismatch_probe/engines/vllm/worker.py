@@ -127,7 +127,7 @@ def _parts(module: torch.nn.Module, name: str) -> tuple[torch.Tensor, ...]:
 
 
 class _SpareGenerator(torch.Generator):
-    """Draws for one step; told to rewind, it hands the request's own generator back, undrawn."""
+    """Draws for one step; when it is rewound, it hands the request's own generator back, undrawn."""
 
     hand_back: Callable[[], None]
 

@@ -140,7 +140,7 @@ def _faults(summary: Summary) -> list[str]:
                 f"{pair_label(pair)}: {write_many(missing, 'log-prob')} missing, {nonfinite:,} not finite, "
                 f"{positive:,} above 0, "
                 f"{write_many(counts.void_checks, 'response')} with void prefill or reference log-probs, "
-                f"{counts.mismatched_ids:,} with other token ids; none of them is in the numbers above"
+                f"{counts.mismatched_ids:,} with other token ids; none of them is measured"
                 f"{tokens_left_out(counts)}"
             )
     return faults

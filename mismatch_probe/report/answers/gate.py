@@ -1,5 +1,6 @@
 """`gate`: its checks as one table, a sentence for each that is not kept, and a section of the page of the run."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Final
 
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import join_names, round_outwards, write_change, write_many, write_number
-from mismatch_probe.records.gate_result import CheckResult, FloorEntry, GateResult, NoiseFloor
+from mismatch_probe.notation import join_names, round_outwards, write_change, write_fold, write_many, write_number
+from mismatch_probe.records.gate_result import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
 _HEADINGS: Final = {"fail": "Broken", "inconclusive": "Inconclusive"}
@@ -127,7 +128,9 @@ def gate_section(result: GateResult) -> Section:
 
 
 def gate_badge(result: GateResult) -> Badge:
-    return Badge(_KINDS[result.answer], f"gate: {result.answer}")
+    is_growing = any(check.metric == GROWTH and check.answer == "fail" for check in result.checks)
+    kind = "growing" if is_growing and result.answer == "pass" else _KINDS[result.answer]
+    return Badge(kind, f"gate: {result.answer}")
 
 
 def gate_fact(result: GateResult) -> str:
@@ -151,9 +154,17 @@ def limit_text(check: CheckResult) -> str:
 
 def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
+    if check.metric == GROWTH:
+        return _growth_text(check)
     if check.baseline_value is None:
         return write_number(check.value)
     return f"{write_number(check.run_value)} ({write_change(check.value)}, {check.comparison})"
+
+
+def _growth_text(check: CheckResult) -> str:
+    if check.answer == "pass":
+        return "none shown"
+    return "from 0" if check.value == sys.float_info.max else write_fold(check.value)
 
 
 def _bounds_text(check: CheckResult) -> str:

@@ -213,7 +213,7 @@ FORWARD: Final = (
         ("infer.chosen_by_probe.enforce_eager",),
         bool,
         "note",
-        "the engine runs eagerly: on a CPU compiling takes longer than it saves, and nothing was said of it; a "
+        "the engine runs eagerly: on a CPU compiling takes longer than it saves, and no setting decides it; a "
         "compiled engine can round otherwise",
         "Give --vllm.enforce_eager false to measure a compiled engine.",
         side="mu",
@@ -324,7 +324,7 @@ SERVER_SAMPLING: Final = (
         of_a_server=True,
     ),
 )
-"""What a server does not say, and what was found out by asking it."""
+"""What a server does not say, and what the requests to it showed."""
 
 SERVER_IDENTITY: Final = (
     SettingRule(

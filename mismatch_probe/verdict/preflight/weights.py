@@ -1,6 +1,6 @@
 """Whether both sides compute with the same weights: the same checkpoint, adapter, quantisation.
 
-What their configurations make of the forward pass is told by `architecture.forward_pass`, from what both sides loaded.
+`architecture.forward_pass` reports what their configurations make of the forward pass, from what both sides loaded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ def _adapter_words(facts: Mapping[str, Any]) -> str:
 
 
 def _are_similar_in_size(train: float | None, infer: float | None) -> bool:
-    """True also where a side cannot tell."""
+    """True also where a side does not know its size."""
     return train is None or infer is None or abs(train - infer) <= _LARGEST_ERROR * max(train, infer)
 
 
@@ -112,7 +112,7 @@ def quantized_weights(sides: Sides) -> Iterator[SettingFinding]:
 
 
 def quantized_sources(sides: Sides) -> Iterator[SettingFinding]:
-    """Whether both sides have quantised weights of one source; nothing is said where the training path has none."""
+    """Whether both sides have quantised weights of one source; no finding where the training path has none."""
     train, infer = sides.train.get("quantized"), sides.infer.get("quantized")
     if train is None:
         return

@@ -22,7 +22,7 @@ UNCERTAIN = 0.1
 class Disagreement:
     """One pair, what was asked of it, and `floor`: the rms of d (nats) that rounding gives by what the run measured.
 
-    `settled` tells that the pair is known to disagree by more than rounding, so that the causes which differ from
+    `is_settled` says that the pair is known to disagree by more than rounding, so that the causes which differ from
     rounding only in degree may be looked for; `formats_alone` that FP32 against FP32 agrees, so that only the formats
     are left to explain it.
     """

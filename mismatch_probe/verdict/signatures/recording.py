@@ -25,13 +25,13 @@ from mismatch_probe.stats.sequences import Array, Mask, Reals, TokenPair, differ
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 LEAST_OCTAVES = 2.0
-"""Two right sides of one format differ by less than this factor of 4; FP16 and BF16 lie 3 octaves apart."""
+"""Two right sides of one format differ by less than this factor of 4; FP16 and BF16 differ by 3 octaves."""
 
 BELOW_ROUNDING = 0.05
 """The least error of the uncertain tokens, in units of the format, that a chain of roundings makes."""
 
 LEAST_UNCERTAIN = 64
-"""Tokens whose errors are compared: the medians of a handful lie a factor of 4 apart by chance in one run of twenty."""
+"""Tokens whose errors are compared: the medians of a handful differ by a factor of 4 by chance in one run of twenty."""
 
 TINY = 1e-300
 MATCH_OCTAVES = 1.5
@@ -133,7 +133,7 @@ def _share_explained(pair: TokenPair, rounded_leg: Reals, dtype: Dtype) -> float
 
 
 def grid_share(log_probs: Reals, dtype: Dtype) -> float:
-    """The share of the log-probs of unsure tokens that are exact in a format; -1 for too few to tell."""
+    """The share of the log-probs of unsure tokens that are exact in a format; -1 for too few values."""
     values = np.asarray(log_probs[np.abs(log_probs) >= LEAST_UNSURE_NATS], dtype=np.float32)
     return float(_are_exact(values, dtype).mean()) if values.size >= LEAST_UNSURE_TOKENS else -1.0
 
@@ -146,7 +146,7 @@ def _are_exact(values: Reals, dtype: Dtype) -> Mask:
 
 
 def is_on_grid(log_probs: Reals, dtype: Dtype) -> bool:
-    """Whether every log-prob is exact in a format; False for too few to tell."""
+    """Whether every log-prob is exact in a format; False for too few values."""
     below_zero = np.asarray(log_probs[log_probs != 0], dtype=np.float32)
     return grid_share(log_probs, dtype) == 1 and bool(_are_exact(below_zero, dtype).all())
 

@@ -182,7 +182,7 @@ UNEXPLAINED_RMS = 0.35
 
 UNEXPLAINED_RMS_NEAR_1 = 0.7
 NEAR_1 = 4 / 3
-"""A ratio from 3/4 to 4/3 may leave this much, as one near 1 does beside 16-bit rounding. Other weights that move
+"""A ratio from 3/4 to 4/3 may leave this much, as one near 1 does under 16-bit rounding. Other weights that move
 log-probs by s nats have a slope too, since tokens were sampled from mu: of about s^2, which explains s^2 of d's square.
 So with a slope of less than a third they explain less than that."""
 
@@ -232,7 +232,7 @@ def temperature(disagreement: Disagreement) -> Cause | None:
 
 
 def _halves_agree(columns: Floats, values: Floats) -> bool:
-    """Whether certain and uncertain contexts tell the same slope, as one temperature makes them."""
+    """Whether certain and uncertain contexts have the same slope, as one temperature makes them."""
     uncertain = columns[:, 1] > np.median(columns[:, 1])
     low, high = (LeastSquares(columns[half], values[half]).coefficients[0] for half in (~uncertain, uncertain))
     return bool(abs(low - high) <= HALVES_AGREE * max(abs(low), abs(high)))

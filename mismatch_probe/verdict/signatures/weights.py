@@ -42,8 +42,8 @@ REPEATS = {
 """Repeated legs that must give the same; another implementation of attention, also recorded, need not."""
 
 OTHER_BATCHES = ("pi_other_batch", "mu_other_batch", "mu_decoded_alone")
-"""Another batch is another kernel, or another order of sums: in 16 bit only the reference tells how far apart these may
-round."""
+"""Another batch is another kernel, or another order of sums: in 16 bit only the reference shows how far these may
+round differently."""
 
 SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
@@ -111,7 +111,7 @@ def not_repeatable(disagreement: Disagreement) -> Cause | None:
 
 
 def with_unshown_repetitions(disagreement: Disagreement | None, verdict: Verdict) -> Verdict:
-    """The verdict, with a side that contradicts itself in too little to be told by."""
+    """The verdict; its evidence names a side that contradicts itself in too few tokens to decide."""
     if disagreement is None or Code.NOT_REPEATABLE in (verdict.code, *(cause.code for cause in verdict.also)):
         return verdict
     unshown = next((each for each in _repetitions(disagreement) if each.is_beyond and each.why_unshown), None)
