@@ -81,14 +81,6 @@ def doubled(folder: Path) -> OpenScorer:
     )
 
 
-def first_missing(folder: Path) -> OpenScorer:
-    """Every prompt without its first token, which many models lean on more than on any other."""
-    return edited(
-        folder,
-        lambda batch: [replace(sequence, prompt_token_ids=sequence.prompt_token_ids[1:]) for sequence in batch],
-    )
-
-
 def first_token(folder: Path, token: int) -> OpenScorer:
     """Every prompt with another first token."""
     return edited(

@@ -33,7 +33,6 @@ def _of_inputs(bench: Bench) -> Iterator[Injection]:
         {
             "another first token": scored(in_training.first_token, tokens.other),
             "its first token twice": scored(in_training.doubled),
-            "its first token missing": scored(in_training.first_missing),
             "BOS before it": scored(in_training.behind_prefix, [tokens.start]),
             f"{len(tokens.text)} tokens of a template": scored(in_training.behind_prefix, tokens.text),
         },

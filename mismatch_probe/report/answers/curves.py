@@ -116,7 +116,9 @@ def _curves_table(curves: Sequence[MetricCurve]) -> Table:
         Column("logged as", lambda curve: visible(curve.name), is_text=True),
     ]
     more = (
-        f"; the page names {write_count(len(curves) - len(of_mismatch))} more" if len(of_mismatch) < len(curves) else ""
+        f" ({write_count(len(curves) - len(of_mismatch))} more under Names and sources)"
+        if len(of_mismatch) < len(curves)
+        else ""
     )
     return Table.of(f"Curves{more}", of_mismatch or curves, columns, is_stacked=True)
 
