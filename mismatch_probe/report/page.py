@@ -144,10 +144,12 @@ def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_
         answer = compare_answer(summary, documents.findings, run_facts(summary, manifest))
     else:
         answer = evaluation_answer(evaluation, summary)
+    of_gate = None if gate is None else gate_section(gate)
+    is_refused = gate is not None and gate.answer == "error"
     leads, usable = grows(foremost(summary.pairs)), without_broken(summary)
     possible_sections = [
         *answer.sections,
-        None if gate is None else gate_section(gate),
+        None if is_refused else of_gate,
         steps(summary) if leads else None,
         verdicts(summary),
         dtypes(summary),
@@ -156,6 +158,7 @@ def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_
         responses(summary),
         *map(findings_section, documents.findings),
         log(manifest),
+        of_gate if is_refused else None,
         counts(summary),
         settings(summary, manifest),
         provenance(manifest),
@@ -164,7 +167,7 @@ def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_
     sections = [section for section in possible_sections if section is not None]
     return replace(
         answer,
-        facts=answer.facts if gate is None or gate.answer == "error" else [gate_fact(gate), *answer.facts],
+        facts=answer.facts if gate is None or is_refused else [gate_fact(gate), *answer.facts],
         sections=_with_details_folded(sections, _details(summary, manifest)),
     )
 

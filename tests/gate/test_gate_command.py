@@ -328,7 +328,9 @@ def test_the_answer_stands_on_the_page_of_a_run_that_has_one(
         ("", ExitCode.USAGE, "gate: error"),
     ):
         assert command_line("gate", baseline.path, "--config", gate_file(tmp_path, "[gate]" + checks)).code == code
-        assert words in baseline.report_path.read_text(encoding="utf-8")
+        page = baseline.report_path.read_text(encoding="utf-8")
+        assert words in page
+        assert (page.index('<section id="gate"') > page.index('<section id="verdicts"')) == (code == ExitCode.USAGE)
 
 
 def test_the_page_keeps_where_it_has_plotly_from(
