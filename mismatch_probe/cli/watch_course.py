@@ -85,7 +85,7 @@ class WatchCourse:
 
     def _say_growth(self, console: Console) -> None:
         """Whenever the steps have doubled, so that it is asked for seldom however long the log is."""
-        number = len(self.tally.judged)
+        number = len(self.tally.judged_steps)
         if number < _FEWEST_FOR_GROWTH or number & (number - 1) or number == self._num_seen_for_growth:
             return
         self._num_seen_for_growth = number
@@ -123,7 +123,7 @@ class WatchCourse:
             guards_off={name: list(lacking) for name, lacking in self.watch.guards_off.items()},
             num_guards=self.watch.num_guards,
             steps=self.steps,
-            num_judged=len(tally.judged),
+            num_judged=len(tally.judged_steps),
             judged_in_part=tally.in_part,
             not_judged=tally.not_judged,
             unfinished=[] if follower is None else list(follower.unfinished),

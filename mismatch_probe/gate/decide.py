@@ -301,8 +301,8 @@ def _document_size(document: Headroom | Localization) -> tuple[int, int]:
     """The numbers of sequences and tokens that the document is made from."""
     if isinstance(document, Localization):
         return document.looked_into_sequences, document.looked_into_tokens
-    over = document.activations
-    return (0, 0) if over is None else (over.num_sequences, over.num_tokens)
+    activations = document.activations
+    return (0, 0) if activations is None else (activations.num_sequences, activations.num_tokens)
 
 
 def growth_results(settings: GateSettings, samples: Collection[Sample]) -> list[CheckResult]:

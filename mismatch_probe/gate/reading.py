@@ -187,10 +187,10 @@ def check_comparable(run: OpenRun, baseline: OpenRun) -> None:
     old, new = baseline.manifest, run.manifest
     check_same_model(run.identity, baseline.identity, f"the baseline {baseline.path}")
     for name in _SAME_SAMPLING:
-        was, now = getattr(old.settings.sampling, name), getattr(new.settings.sampling, name)
-        if was != now:
+        old_value, new_value = getattr(old.settings.sampling, name), getattr(new.settings.sampling, name)
+        if old_value != new_value:
             raise UsageError(
-                f"the baseline {baseline.path} was sampled with {name} = {was}, the run with {now}: "
+                f"the baseline {baseline.path} was sampled with {name} = {old_value}, the run with {new_value}: "
                 "give a baseline with the same sampling"
             )
 

@@ -66,11 +66,11 @@ def run_gate(
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None:
         check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
-    decided = filed_results(gate.filed, run_path, run.manifest)
+    document_results = filed_results(gate.filed, run_path, run.manifest)
     evidence = evidence_of(run, baseline)
     if run.manifest.log is not None:
-        decided += growth_results(gate.settings, run.samples.values())
-    decision = decide(gate, Measurer(evidence), decided)
+        document_results += growth_results(gate.settings, run.samples.values())
+    decision = decide(gate, Measurer(evidence), document_results)
     is_open = decision.answer == "inconclusive"
     what_next, next_command = _next_step(decision, gate, run, gate_path) if is_open else ("", None)
     gate_key = content_key(complete.model_dump(mode="json"))
@@ -157,8 +157,8 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
 
 
 def _but_growing(decision: GateDecision) -> str:
-    grown = next((check for check in decision.checks if check.metric == GROWTH and check.answer == "fail"), None)
-    return "" if grown is None else f", but {grown.sentence.partition('; ')[0]}"
+    growth = next((check for check in decision.checks if check.metric == GROWTH and check.answer == "fail"), None)
+    return "" if growth is None else f", but {growth.sentence.partition('; ')[0]}"
 
 
 def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:

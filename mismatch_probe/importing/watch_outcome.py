@@ -41,12 +41,12 @@ class Tally:
     """Counts of the steps so far."""
 
     patience: Patience
-    judged: list[int] = field(default_factory=list)
+    judged_steps: list[int] = field(default_factory=list)
     """The steps that every active guard judged."""
     in_part: list[int] = field(default_factory=list)
     """The steps that only some of these guards judged."""
     not_judged: list[int] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
+    broken_steps: list[int] = field(default_factory=list)
     """The steps whose numbers are meaningless."""
     stopped_at: int | None = None
     """The step at which a guard asked to stop."""
@@ -58,18 +58,18 @@ class Tally:
     _strongest: Action | None = None
     _requesting_guards: tuple[str, ...] = ()
     _unjudged_in_a_row: int = 0
-    _warned: set[str] = field(default_factory=set)
+    _guards_that_warned: set[str] = field(default_factory=set)
 
     def add(self, step: JudgedStep) -> None:
         if step.is_judged:
-            self.judged.append(step.number)
+            self.judged_steps.append(step.number)
             self._unjudged_in_a_row = 0
         else:
             (self.in_part if step.metrics else self.not_judged).append(step.number)
             self._unjudged_in_a_row += 1
         if step.is_broken:
-            self.broken.append(step.number)
-        self._warned |= {event.guard for event in step.events}
+            self.broken_steps.append(step.number)
+        self._guards_that_warned |= {event.guard for event in step.events}
         if step.asks_to_stop:
             self.stopped_at = step.number
         if step.actions and (self._strongest is None or step.actions[0].kind.strength > self._strongest.kind.strength):
@@ -88,7 +88,7 @@ class Tally:
         """
         if self.stopped_at is not None:
             return ExitCode.GATE_FAILED
-        if self.broken:
+        if self.broken_steps:
             return ExitCode.ENVIRONMENT
         if self._strongest is not None:
             return ExitCode.GATE_FAILED
@@ -103,7 +103,7 @@ class Tally:
             **self.skipped,
         }
         others = "".join(f"; {what}: {steps_in_words(numbers)}" for what, numbers in parts.items() if numbers)
-        return f"judged {write_count(len(self.judged))} of {write_many(self._num_steps, 'step')}{others}"
+        return f"judged {write_count(len(self.judged_steps))} of {write_many(self._num_steps, 'step')}{others}"
 
     @property
     def outcome(self) -> WatchOutcome:
@@ -115,8 +115,8 @@ class Tally:
         """The reason for the exit code."""
         if self.stopped_at is not None:
             return f"a guard asked to stop at step {self.stopped_at}"
-        if self.broken:
-            return f"the numbers of {steps_in_words(self.broken)} must not be trusted"
+        if self.broken_steps:
+            return f"the numbers of {steps_in_words(self.broken_steps)} must not be trusted"
         if self._strongest is not None:
             return (
                 f"guards asked for more than a warning: {self._strongest} at step {self._request_step} "
@@ -125,13 +125,13 @@ class Tally:
         why = self._why_inconclusive()
         if why is not None:
             return why
-        if self._warned:
-            return f"no guard asked for more than a warning ({', '.join(sorted(self._warned))} fired)"
+        if self._guards_that_warned:
+            return f"no guard asked for more than a warning ({', '.join(sorted(self._guards_that_warned))} fired)"
         return "no guard fired"
 
     @property
     def _num_steps(self) -> int:
-        return len(self.judged) + self._num_not_judged
+        return len(self.judged_steps) + self._num_not_judged
 
     @property
     def _num_not_judged(self) -> int:
@@ -141,14 +141,14 @@ class Tally:
         if self.is_out_of_patience:
             in_a_row = f"{self._unjudged_in_a_row} steps in a row could not be judged"
             return f"{in_a_row}, so that later ones were not read (--unjudged {self.patience.in_a_row})"
-        if not self.judged and not self.in_part:
+        if not self.judged_steps and not self.in_part:
             return "no step could be judged"
         if self._num_not_judged > self.patience.share * self._num_steps:
             return (
                 f"{write_count(self._num_not_judged)} of {write_count(self._num_steps)} steps could not be judged, "
                 f"more than {write_percent(self.patience.share)} (--unjudged-share {self.patience.share:g})"
             )
-        if len(self.judged) + len(self.in_part) < self.fewest:
+        if len(self.judged_steps) + len(self.in_part) < self.fewest:
             return f"too few to pass: guards that are on wait for {self.fewest} broken steps in a row"
         return None
 

@@ -239,14 +239,14 @@ def _k3_sums(
     """
     copied = {id(response) for response in copied_responses}
     newest = max((weights_order(response.weight_version) for response in responses), default=None)
-    chosen = [
+    recent_responses = [
         (response, response.log_pi, response.log_mu)
         for response in responses
         if id(response) not in copied and weights_order(response.weight_version) == newest
     ]
     rows = [
         (each, pi[each.sampled], mu[each.sampled])
-        for each, pi, mu in chosen
+        for each, pi, mu in recent_responses
         if pi is not None and mu is not None and each.sampled.any()
     ]
     if not rows:
