@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -140,10 +141,13 @@ def compare(
                 execute(run, listener)
             write_report(run)
             gate_outcome = None if gated_compare is None else gated_compare.run(run, console, lambda: write_report(run))
-            if headroom:
-                examine_run(run.path, settings, console)
+            refusal = examine_run(run.path, settings) if headroom else None
         summary, console = full_summary(run), results(as_json=json_output)
-        print_answer(answer_on_screen(summary, run.path), console)
+        answer = answer_on_screen(summary, run.path)
+        if refusal is not None:
+            headline = f"{summary.headline} {refusal}"
+            summary, answer = summary.model_copy(update={"headline": headline}), replace(answer, headline=headline)
+        print_answer(answer, console)
         if gate_outcome is not None:
             console.print()
             print_answer(gate_answer(gate_outcome), console)

@@ -16,8 +16,6 @@ from mismatch_probe.config.nested import nest_names
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.config.comparison import CompareSettings
     from mismatch_probe.records.headroom import Headroom
@@ -174,25 +172,25 @@ def headroom(
     return headroom.exit_code
 
 
-def examine_run(run: Path, settings: CompareSettings, console: Console) -> None:
+def examine_run(run: Path, settings: CompareSettings) -> str | None:
     """Examine the checkpoint of a comparison for FP16 and file that with the run, unless it is filed already.
 
-    Raises:
-        MismatchProbeError: the checkpoint cannot be examined; the run is as it was.
+    Returns:
+        Where the checkpoint cannot be examined, the sentence that says so and why; the run is as it was.
     """
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.inert import command_line
     from mismatch_probe.records.findings import Findings
 
     if Findings(run).headroom() is not None:
-        return
+        return None
     given_values = {"model": {"trust_remote_code": True}} if settings.model.trust_remote_code else {}
     try:
         _filed_headroom(Filing.open(None, run, given_values), given_values)
-    except MismatchProbeError:
-        shown_by = command_line("report", run)
-        console.print(f"The comparison is complete and has its answer: {shown_by}", soft_wrap=True, highlight=False)
-        raise
+    except MismatchProbeError as error:
+        again = command_line("headroom", "--run", run)
+        return f"Train in FP16: undecided, headroom could not examine the checkpoint: {error}. To try again: {again}"
+    return None
 
 
 def _filed_headroom(filing: Filing, given_values: dict[str, Any]) -> tuple[Headroom, Path | None]:

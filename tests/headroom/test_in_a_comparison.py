@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.causes.findings import HeadroomCode
-from mismatch_probe.errors import ExitCode
+from mismatch_probe.errors import ExitCode, OutOfMemory
 from mismatch_probe.records.findings import Findings
 from tests.command_line import FEW, probe
 from tests.headroom.planted import planted
@@ -39,3 +39,18 @@ def test_a_model_that_overflows_fp16_is_not(tmp_path: Path) -> None:
     assert "Train in FP16: no, the checkpoint fits FP16 except some modules (headroom)." in ended.stderr.replace(
         "\n", " "
     )
+
+
+def test_where_the_checkpoint_cannot_be_examined_the_comparison_keeps_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OutOfMemory("it does not fit")
+
+    monkeypatch.setattr("mismatch_probe.headroom.run.measure_headroom", refuse)
+    run = tmp_path / "run"
+    ended = probe("compare", "--model", "demo", "--headroom", "--out", run, *SMALL, "--json", code=ExitCode.PASS)
+    headline = json.loads(ended.stdout)["headline"]
+    assert headline.startswith("No bug. BF16 rounding costs KL ")
+    assert " Train in FP16: undecided, headroom could not examine the checkpoint: it does not fit." in headline
+    assert headline in ended.stderr.replace("\n", " ")
