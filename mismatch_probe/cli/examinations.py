@@ -188,8 +188,8 @@ def examine_run(run: Path, settings: CompareSettings) -> str | None:
     try:
         _filed_headroom(Filing.open(None, run, given_values), given_values)
     except MismatchProbeError as error:
-        again = command_line("headroom", "--run", run)
-        return f"Train in FP16: undecided, headroom could not examine the checkpoint: {error}. To try again: {again}"
+        retry = command_line("headroom", "--run", run)
+        return f"Train in FP16: undecided, headroom could not examine the checkpoint: {error}. To try again: {retry}"
     return None
 
 
