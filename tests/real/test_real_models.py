@@ -20,7 +20,7 @@ from tests.real.conftest import CHATS
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-NUM_PROMPTS, NUM_TOKENS = 12, 72
+NUM_PROMPTS, NUM_TOKENS = 24, 64
 """A log of about 800 tokens: in half as many, weights off by 0.1 % are hidden by rounding more often than not. Longer
 responses to few prompts are cheaper than more prompts."""
 
