@@ -139,7 +139,9 @@ def pareto_k(log_weights: Floats) -> float | None:
     quartile = excess[int(excess.size / 4 + 0.5) - 1]
     rates = (1 - np.sqrt(num_candidates / (np.arange(1, num_candidates + 1) - 0.5))) / (3 * quartile) + 1 / excess[-1]
     shapes = np.log1p(-rates[:, None] * excess).mean(axis=1)
-    log_likelihoods = excess.size * (np.log(-rates / shapes) - shapes - 1)
+    with np.errstate(invalid="ignore"):
+        scales = np.where(rates == 0, 1 / excess.mean(), -rates / shapes)
+    log_likelihoods = excess.size * (np.log(scales) - shapes - 1)
     rate = float(np.average(rates, weights=special.softmax(log_likelihoods)))
     shape = float(np.log1p(-rate * excess).mean())
     return (len(excess) * shape + _PRIOR_VALUES * _PRIOR_SHAPE) / (len(excess) + _PRIOR_VALUES)

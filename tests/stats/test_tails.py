@@ -176,6 +176,13 @@ def test_weights_without_a_tail_have_no_pareto_k(log_weights: Floats) -> None:
     assert pareto_k(log_weights) is None
 
 
+def test_a_candidate_rate_of_exactly_0_is_an_exponential_tail() -> None:
+    """As for a tail of 100 equal weights."""
+    k_hat = pareto_k(np.repeat([0.0, 1.0], [990, 100]))
+    assert k_hat is not None
+    assert math.isfinite(k_hat)
+
+
 def test_fewer_weights_bear_a_lighter_tail_only() -> None:
     assert [most_pareto_k(number) for number in (100, 1000, 10**6)] == pytest.approx([0.5, 2 / 3, 0.7])
 
