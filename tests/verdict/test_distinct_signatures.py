@@ -130,6 +130,16 @@ def test_a_cut_is_named_in_few_responses_of_which_it_cuts_some_deeper(seed: int)
     assert truncated_support(disagreement(given, pair)) is not None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_other_weights_whose_deviations_lean_to_one_side_are_no_cut(seed: int) -> None:
+    """Many tokens lie on the wrong side of 0, though not as far, and some responses deviate more than others."""
+    given = world(num_sequences=24, num_tokens=48, seed=seed)
+    same = clean(given)
+    size = given.sequences.spread(given.generator.permutation(np.linspace(0.1, 1, 24)))
+    log_mu = same.pair.log_pi - size * given.generator.uniform(-0.3, 0.5, size.size)
+    assert truncated_support(with_pair(same, log_mu=log_mu.astype(np.float32))) is None
+
+
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 @pytest.mark.parametrize("seed", range(4))
 def test_few_responses_of_a_clean_run_have_no_truncated_support(dtype: Dtype, seed: int) -> None:

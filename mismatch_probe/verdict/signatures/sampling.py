@@ -90,6 +90,9 @@ def sampled_otherwise(disagreement: Disagreement) -> Cause | None:
 WRONG_SIGN = 0.005
 """Most tokens that may lie on the wrong side of zero by more than rounding."""
 
+ROUNDING_IN_FLOORS = 6.0
+"""Floors that rounding moves a token at most."""
+
 LEAST_TRUNCATED = 0.02
 """Least share of tokens whose context was truncated by more than rounding."""
 
@@ -108,9 +111,9 @@ LEAST_CUT = 0.01
 """Mass that must be cut for that: a log-softmax in 16 bit moves the mean weight by 0.005."""
 
 FAR_OUTSIDE = 8.0
-"""Standard errors by which the mean weight must miss 1: over responses, or over tokens, whose weights have mean 1
-whatever came before them where both sides keep all tokens. Of few responses a cut that is deep in some and not in
-others has a large error over responses."""
+"""Standard errors by which the mean weight must miss 1: over responses, or, where hardly a token lies on the wrong side
+of 0 beyond rounding, over tokens, whose weights have mean 1 whatever came before them where both sides keep all tokens.
+Of few responses a cut that is deep in some and not in others has a large error over responses."""
 
 
 @SIGNATURES.of(Code.TRUNCATED_SUPPORT)
@@ -136,7 +139,9 @@ def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str
     weight = Estimator(disagreement.pair.sequences).mean(1 + excess, "token", Scale.POSITIVE)
     if np.std(d) < least or weight is None or weight.standard_error is None:
         return None
-    error = min(weight.standard_error, root_mean_square(excess) / math.sqrt(excess.size))
+    is_one_sided = float(np.mean(d < -ROUNDING_IN_FLOORS * disagreement.floor)) <= WRONG_SIGN
+    over_tokens = root_mean_square(excess) / math.sqrt(excess.size) if is_one_sided else math.inf
+    error = min(weight.standard_error, over_tokens)
     kept_share = weight.value if sign < 0 else 1 / weight.value
     if kept_share < LEAST_KEPT and not _correlate(disagreement.pair):
         return None
@@ -167,7 +172,7 @@ def _tolerances(disagreement: Disagreement, d: Floats) -> Iterator[tuple[float, 
     """What rounding can do to a token (nats), and the least mass that must be cut: by the measured floor, then by how
     far d lies on the wrong side of 0.
     """
-    yield 6 * disagreement.floor, 0.0
+    yield ROUNDING_IN_FLOORS * disagreement.floor, 0.0
     if _correlate(disagreement.pair):
         yield max(float(np.quantile(-d, 1 - WRONG_SIGN, method="higher")), 0.0), LEAST_CUT
 
