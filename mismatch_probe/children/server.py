@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,7 @@ class _Server:
 
     def __init__(self, control: socket.socket, modules: list[str]) -> None:
         self._control = control
-        with _watch(control):
+        with _watch(control) if modules else nullcontext():
             could_import = _import(modules)
         self._can_fork = could_import and threading.active_count() == 1
         self.next_server: int | None = None
