@@ -92,9 +92,9 @@ def import_log(
     directory.require_free()
     if scored is not None:
         RunDirectory(scored).require_free()
+    texts = _texts_by(flag_values)
     if (metrics := metrics_of(source, format)) is not None:
         return _import_metrics(metrics, source, directory, flag_values, json_output=json_output)
-    texts = _texts_by(flag_values)
     log_format = recognise(source, format)
     console.print(f"Format: {log_format.title}", soft_wrap=True)
     if log_format.prompts is not None:
