@@ -100,6 +100,6 @@ def test_rules_on_responses_too_few_to_draw_have_their_table() -> None:
 
 
 def _section(page: str, anchor: str) -> str:
-    found = re.search(rf'<section id="{anchor}".*?</section>', page, re.DOTALL)
-    assert found is not None
-    return html.unescape(found[0])
+    section = re.search(rf'<section id="{anchor}".*?</section>', page, re.DOTALL)
+    assert section is not None
+    return html.unescape(section[0])

@@ -1,6 +1,7 @@
 """What each correction rule would leave of these rollouts, and how that changes with length."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from markupsafe import Markup
 
@@ -43,7 +44,7 @@ def corrections(summary: Summary) -> Section:
     blocks: list[Block] = []
     if pairs:
         blocks.append(Note("What is left of the sample:", [_rules_that_fail(pair) for pair in pairs]))
-        if tails := [words for pair in pairs if (words := _k_hat_words(pair))]:
+        if tails := [words for pair in pairs[:DETAILED_PAIRS] if (words := _k_hat_words(pair))]:
             blocks.append(Note("Whether means of the weights can be believed:", tails))
         blocks.append(_correction_figure(pairs[:DETAILED_PAIRS]))
     else:
@@ -116,7 +117,8 @@ def _rules_that_fail(pair: PairSummary) -> str:
     fails = [rule for rule in pair.corrections if effective_share(rule) < ENOUGH_LEFT]
     if not fails:
         return f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)}."
-    rule_names = ", ".join(f"{rule_words(rule)} ({write_percent(effective_share(rule))})" for rule in fails)
+    shares = groupby(fails, lambda rule: write_percent(effective_share(rule)))
+    rule_names = ", ".join(f"{', '.join(map(rule_words, rules))} ({share})" for share, rules in shares)
     others = f"{len(pair.corrections) - len(fails)} of {len(pair.corrections)} rules leave more"
     return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {rule_names}; {others}."
 
