@@ -8,10 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mismatch_probe.records.sequences import weights_order
 from mismatch_probe.records.summary import Counts
-from mismatch_probe.stats.growth import step_growth
-from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
     Array,
@@ -338,33 +335,3 @@ def _is_log_prob(values: Reals) -> Mask:
 
 def _above_zero(values: Reals) -> npt.NDArray[np.bool_]:
     return np.asarray((values > MOST_ROUNDED_UP) & np.isfinite(values))
-
-
-StepKey = tuple[int | None, str | None]
-
-
-def growth_over_steps(data: PairData, level: float) -> StepGrowth | None:
-    """How the KL grows over the steps, in the newest weights of each, so that staleness moves nothing; None where it
-    does not grow, or no steps are known.
-    """
-    keys = step_keys(data)
-    if data.pair is None or not keys:
-        return None
-    newest = {key[0]: key for key in sorted(set(keys), key=step_order)}
-    is_newest = np.asarray([key == newest[key[0]] for key in keys])
-    part = data.pair.of_tokens(data.pair.sequences.spread(is_newest))
-    return None if part is None else step_growth(part, level)
-
-
-def step_keys(data: PairData) -> list[StepKey]:
-    """Step and weight version of each usable response; none where the responses are of no log."""
-    if "step" not in data.rollouts.column_names:
-        return []
-    steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
-    return list(zip(steps, versions, strict=True))
-
-
-def step_order(key: StepKey) -> tuple[int, int, str]:
-    """What sorts the keys by step, and within a step from the oldest weights to the newest."""
-    step, version = key
-    return (-1 if step is None else step, *weights_order(version))

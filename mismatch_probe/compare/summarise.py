@@ -1,14 +1,11 @@
 """Records to `summary.json`: statistics and verdict of every pair, over all steps and by step."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import permutations
-from typing import Final
-
-import numpy as np
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.pair_data import PairData, StepKey, growth_over_steps, step_keys, step_order
+from mismatch_probe.compare.log_steps import growth_over_steps, last_step, over_steps
+from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.compare.subsamples import full_vocabulary_of, routing_of_pair, share_decoded_alike
@@ -22,7 +19,7 @@ from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Cause, Contrast, PairSummary, StepSummary, Summary
+from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
 from mismatch_probe.stats.estimator import blame, contrast
@@ -36,59 +33,6 @@ from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
 from mismatch_probe.verdict.settings import with_settings_contrast
 from mismatch_probe.verdict.signatures.profile import Disagreement
-
-MOST_ROWS: Final = 500
-
-STEP_METRICS: Final = (
-    "abs_logprob_diff",
-    "kl_k1",
-    "kl_k3",
-    "is_ratio_mean_token",
-    "outside_band_0.8_1.25",
-    "ess_token",
-    "ess_seq",
-)
-
-
-def over_steps(data: PairData, level: float) -> list[StepSummary]:
-    """The metrics of each step and weight version, in order; none where there is one step, or none is known.
-
-    Where generation runs ahead of training, several weight versions sample the responses of one step: a deviation that
-    grows with the number of versions between is staleness, and the deviation of the newest version is not. Of very many
-    steps, neighbours are combined.
-    """
-    keys = step_keys(data)
-    order = sorted(set(keys), key=step_order)
-    if data.pair is None or len(order) < 2:
-        return []
-    length = math.ceil(len(order) / MOST_ROWS)
-    stretches = [order[start : start + length] for start in range(0, len(order), length)]
-    number = {key: place for place, stretch in enumerate(stretches) for key in stretch}
-    places = np.asarray([number[key] for key in keys])
-    rows = []
-    for place, stretch in enumerate(stretches):
-        part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
-        assert part is not None
-        metrics, _ = pair_metrics(part, level, STEP_METRICS)
-        rows.append(_stretch_summary(stretch, metrics))
-    return rows
-
-
-def _last_step(data: PairData) -> int | None:
-    """Where there are several steps."""
-    steps = {step for step, _ in step_keys(data) if step is not None}
-    return max(steps) if len(steps) > 1 else None
-
-
-def _stretch_summary(stretch: Sequence[StepKey], metrics: dict[str, Estimate]) -> StepSummary:
-    (first, version), (last, _) = stretch[0], stretch[-1]
-    return StepSummary(
-        step=first,
-        last_step=None if last == first else last,
-        weight_version=version if all(other == version for _, other in stretch) else None,
-        metrics=metrics,
-    )
-
 
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
 ROUTING_METRICS = ("other_experts", "expert_weight_distance")
@@ -195,7 +139,7 @@ def _pair_summary(
         left_out=frozenset(manifest.left_out),
         fp16_refused=manifest.fp16_refused,
         growth=growth_over_steps(data, level),
-        last_step=_last_step(data),
+        last_step=last_step(data),
     )
     verdict = judge(case)
     return PairSummary(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.compare.pair_data import growth_over_steps
+from mismatch_probe.compare.log_steps import growth_over_steps
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode

@@ -26,7 +26,8 @@ from mismatch_probe.importing.rows import (
 )
 from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
-from mismatch_probe.logs.metric_files import OWN_NAMES, MetricLog, metric_names, quantity_words
+from mismatch_probe.logs.metric_files import MetricLog
+from mismatch_probe.logs.metric_names import OWN_NAMES, metric_names, quantity_words
 from mismatch_probe.provenance import environment
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts

@@ -1,16 +1,12 @@
 """Files of metrics that trainers and trackers write: no tokens, a number a step. Read line by line, in bounded memory.
 
-Only names that `metric_names.toml` has are kept. It is data: which trainer calls which of our metrics what, and where
-in its code that is computed.
+Only names that `logs.metric_names` has are kept.
 """
 
 import csv
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Final
@@ -18,14 +14,13 @@ from typing import IO, Any, Final
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.formats import recognise
 from mismatch_probe.logs.look import files_of
+from mismatch_probe.logs.metric_names import console_words, metric_names
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
 from mismatch_probe.logs.tracker_files import is_events, is_sqlite, read_events, read_trackio
 from mismatch_probe.reading import Unreadable, open_file
 
 FORMAT: Final = "metrics"
 """The name that `--format` gives to all of them."""
-OWN_NAMES: Final = "mismatch-probe"
-"""The trainer of the table whose names this tool gives."""
 MetricEntry = tuple[int, str, float]
 """A step, the name of a metric, its value."""
 
@@ -38,50 +33,6 @@ _MOST_UNKNOWN: Final = 4096
 _LONGEST_TEXT_LINE: Final = 2**20
 _LARGEST_STEP: Final = 2**53
 _MOST_NAMED: Final = 6
-
-
-@dataclass(frozen=True)
-class MetricName:
-    """What a trainer calls a metric: `metric` is one of ours or a quantity of the table, `source` where it is made."""
-
-    name: str
-    trainer: str
-    metric: str
-    source: str
-    note: str = ""
-
-
-@cache
-def _names_table() -> dict[str, Any]:
-    return tomllib.loads(files("mismatch_probe.logs").joinpath("metric_names.toml").read_text(encoding="utf-8"))
-
-
-@cache
-def metric_names() -> dict[str, MetricName]:
-    """Every name that is known, in the order of the table."""
-    names = {}
-    for trainer in _names_table()["trainer"]:
-        for name, entry in trainer["metrics"].items():
-            source = f"{trainer['commit']}, {entry['in']}"
-            names[name] = MetricName(name, trainer["name"], entry["is"], source, entry.get("note", ""))
-    return names
-
-
-def quantity_words() -> dict[str, str]:
-    """What trainers log that is no metric of ours, in words."""
-    words: dict[str, str] = _names_table()["quantities"]
-    return words
-
-
-@cache
-def _console_words() -> dict[str, str]:
-    """The words before a number on a console line, and the name that it has elsewhere."""
-    return {
-        entry["on_console"]: name
-        for trainer in _names_table()["trainer"]
-        for name, entry in trainer["metrics"].items()
-        if "on_console" in entry
-    }
 
 
 @dataclass
@@ -302,7 +253,7 @@ def _dictionary_entries(step: int, text: str) -> Iterator[MetricEntry]:
 
 
 def _worded_entries(step: int, line: str) -> Iterator[MetricEntry]:
-    for words, name in _console_words().items():
+    for words, name in console_words().items():
         place = line.find(words)
         if place >= 0 and (number := re.match(_NUMBER, line[place + len(words) :])) is not None:
             yield step, name, float(number[0])

@@ -232,10 +232,10 @@ class Contradiction(Record):
 
 
 class NextColumn(Record):
-    """A column to log, and what it would tell."""
+    """A column to log, and what it would show."""
 
     name: str
-    tells: str
+    shows: str
     how: str
     """How the trainer is made to log it."""
 
@@ -261,8 +261,8 @@ class CurveReading(Record):
     contradictions: list[Contradiction] = []
     causes: list[str] = []
     """What fits the shape, the likeliest first."""
-    untold: list[str] = []
-    """What cannot be told from metrics alone."""
+    open_questions: list[str] = []
+    """What metrics alone cannot answer."""
     next_columns: list[NextColumn] = []
     num_unknown: int = 0
     unknown: list[str] = []

@@ -8,7 +8,8 @@ h(|d|) <= e^d - d - 1 <= e^|d| - |d| - 1.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -62,44 +63,29 @@ def _h(size: Floats) -> Floats:
     return np.exp(-size) + size - 1
 
 
-def _upper(
+def _limit_law(
+    sign: float,
     name: str,
     needs: tuple[str, ...],
     quantity: str,
     limit: Callable[[MetricColumns], Floats],
     words: str,
-    **how: object,
+    **options: Any,
 ) -> CurveLaw:
-    """`quantity` is at most `limit`."""
+    """`quantity` is at most (sign 1), or at least (sign -1), `limit`."""
     return CurveLaw(
         name,
         needs,
-        lambda of: of[quantity] - limit(of),
+        lambda of: sign * (of[quantity] - limit(of)),
         lambda of: np.abs(limit(of)),
         words,
         limit=limit,
-        **how,  # type: ignore[arg-type]
+        **options,
     )
 
 
-def _lower(
-    name: str,
-    needs: tuple[str, ...],
-    quantity: str,
-    limit: Callable[[MetricColumns], Floats],
-    words: str,
-    **how: object,
-) -> CurveLaw:
-    """`quantity` is at least `limit`."""
-    return CurveLaw(
-        name,
-        needs,
-        lambda of: limit(of) - of[quantity],
-        lambda of: np.abs(limit(of)),
-        words,
-        limit=limit,
-        **how,  # type: ignore[arg-type]
-    )
+_upper = partial(_limit_law, 1.0)
+_lower = partial(_limit_law, -1.0)
 
 
 def _clamped_ess(of: MetricColumns, *, most: bool) -> Floats:

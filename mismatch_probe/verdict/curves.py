@@ -1,5 +1,5 @@
-"""What a trainer's metrics alone tell: the shape of each curve, what its level means beside published numbers, which
-numbers contradict each other, the causes that fit, what cannot be told, what to log next.
+"""What a trainer's metrics alone show: the shape of each curve, its level compared with published numbers, which
+numbers contradict each other, the causes that fit, what they cannot answer, what to log next.
 
 Published numbers, causes and columns are data, in `curves.toml`.
 """
@@ -23,14 +23,8 @@ from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.verdict.curve_laws import contradictions_in, is_grave
 
 _FOREMOST: Final = (
-    *(
-        "kl_k3",
-        "abs_logprob_diff",
-        "abs_logprob_diff_seq",
-        "logprob_diff_rms",
-        "token_mult_prob_error",
-        "prob_abs_diff",
-    ),
+    *("kl_k3", "abs_logprob_diff", "abs_logprob_diff_seq", "logprob_diff_rms", "token_mult_prob_error"),
+    "prob_abs_diff",
     *("chi2_token", "ratio_abs_error", "log_ppl_abs_diff", "prob_pearson", "kl_entropy_ratio"),
 )
 """Metrics whose shape is judged; the headline is about the first that is there."""
@@ -98,7 +92,9 @@ def read_curves(
         curves=read,
         contradictions=contradictions,
         causes=_causes(foremost, fitting, contradictions, read),
-        untold=[entry["words"] for entry in _data()["untold"] if columns.keys().isdisjoint(entry["unless"])],
+        open_questions=[
+            entry["words"] for entry in _data()["open_questions"] if columns.keys().isdisjoint(entry["unless"])
+        ],
         next_columns=_next_columns(fitting, columns, [curve.trainer for curve in curves]),
         num_unknown=len(unknown),
         unknown=sorted(unknown)[:_MOST_UNKNOWN],
@@ -215,7 +211,7 @@ def _verdict(curve: MetricCurve, contradictions: Sequence[Contradiction]) -> Ver
 def _headline(curve: MetricCurve) -> str:
     words = f"{curve.words[0].upper()}{curve.words[1:]}"
     first, last = write_number(curve.first_level), write_number(curve.last_level)
-    where = _beside_bands(curve)
+    where = _relation_to_bands(curve)
     levels = f"; {where}" if where else ""
     match curve.shape:
         case "growing" | "falling":
@@ -244,7 +240,7 @@ def _fold(curve: MetricCurve) -> float:
     return max(fold, 1 / fold)
 
 
-def _beside_bands(curve: MetricCurve) -> str:
+def _relation_to_bands(curve: MetricCurve) -> str:
     """`above what is published of dense models, within that of mixtures of experts, above the limit of NeMo-RL`."""
     relations = {
         words: relation
@@ -303,7 +299,7 @@ def _next_columns(fitting: str, columns: Mapping[str, Floats], trainers: Sequenc
     return [
         NextColumn(
             name=entry["name"],
-            tells=entry["tells"],
+            shows=entry["shows"],
             how=" or ".join(hows) if "token by token" in entry["name"] else "",
         )
         for entry in useful[:_NUM_COLUMNS]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.metric_files import metric_names, metrics_of, quantity_words, read_metric_log
+from mismatch_probe.logs.metric_files import metrics_of, read_metric_log
+from mismatch_probe.logs.metric_names import metric_names, quantity_words
 from mismatch_probe.logs.tracker_files import masked_crc
 from mismatch_probe.stats.catalogue import METRICS
 from mismatch_probe.train.trackers import ALIASES

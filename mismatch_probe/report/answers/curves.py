@@ -43,14 +43,14 @@ _LINEAR: Final = ("prob_pearson", "token_mult_prob_error", "entropy", "staleness
 
 
 def curves_answer(reading: CurveReading) -> Answer:
-    """The headline curve, contradictions, names, bands, causes, what is untold and what to log next."""
+    """The headline curve, contradictions, names, bands, causes, what metrics cannot answer and what to log next."""
     foremost = next(curve for curve in reading.curves if curve.name == reading.headline_curve)
     badge = _BADGES.get(foremost.shape, Badge("undecided", "metrics alone"))
     if reading.verdict.kind == "broken":
         badge = Badge("broken", "contradiction")
     bands = [(curve, band) for curve in reading.curves for band in curve.bands]
     next_columns = [
-        (f"{column.name}: {column.tells}" + (f" ({column.how})" if column.how else ""))
+        (f"{column.name}: {column.shows}" + (f" ({column.how})" if column.how else ""))
         for column in reading.next_columns
     ]
     return Answer(
@@ -78,8 +78,8 @@ def curves_answer(reading: CurveReading) -> Answer:
                 if reading.causes
                 else []
             ),
-            Lines(["Not to be told from metrics alone"], "bold"),
-            Lines([f"  {what}" for what in reading.untold], follows=True),
+            Lines(["What metrics alone cannot answer"], "bold"),
+            Lines([f"  {what}" for what in reading.open_questions], follows=True),
             *_reading_notes(reading),
         ],
     )
@@ -142,7 +142,7 @@ def _bands_on_screen(curve: MetricCurve) -> Iterator[Table]:
             Column("of", lambda band: band.words, is_text=True),
             Column("source", lambda band: band.source, is_text=True),
         ]
-        yield Table.of("Beside published numbers", curve.bands, columns)
+        yield Table.of("Compared with published numbers", curve.bands, columns)
 
 
 def _bands_table(bands: Sequence[tuple[MetricCurve, PublishedBand]]) -> Table:
@@ -154,7 +154,7 @@ def _bands_table(bands: Sequence[tuple[MetricCurve, PublishedBand]]) -> Table:
         Column("of", lambda row: row[1].words, is_text=True),
         Column("source", lambda row: row[1].source, is_text=True),
     ]
-    return Table.of("Beside published numbers", bands, columns, is_stacked=True)
+    return Table.of("Compared with published numbers", bands, columns, is_stacked=True)
 
 
 def _band_range(band: PublishedBand) -> str:
@@ -176,14 +176,19 @@ def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, Publishe
     if bands:
         yield Section(
             "bands",
-            "Beside published numbers",
+            "Compared with published numbers",
             "Metrics alone do not say whether the model is dense or a mixture of experts: both stand here.",
             [_bands_table(bands)],
         )
     if reading.causes:
         blocks = [Note("The likeliest first; names in brackets are sections of the page on causes.", reading.causes)]
         yield Section("causes", "Causes that fit", "", blocks)
-    yield Section("untold", "What cannot be told", "", [Note("Not from metrics alone:", reading.untold)])
+    yield Section(
+        "open_questions",
+        "What metrics alone cannot answer",
+        "",
+        [Note("For these take a log of tokens:", reading.open_questions)],
+    )
     yield Section("names", "Names and sources", "", [_names_table(reading.curves), *_files_read(reading)])
 
 
