@@ -62,7 +62,7 @@ def in_dtype(folder: Path, really: Dtype) -> OpenScorer:
     return open_one
 
 
-def behind_prefix(folder: Path, prefix: list[int]) -> OpenScorer:
+def with_prefix(folder: Path, prefix: list[int]) -> OpenScorer:
     """Every prompt with `prefix` before it."""
     return edited(
         folder,

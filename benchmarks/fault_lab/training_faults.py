@@ -33,8 +33,8 @@ def _of_inputs(bench: Bench) -> Iterator[Injection]:
         {
             "another first token": scored(in_training.first_token, tokens.other),
             "its first token twice": scored(in_training.doubled),
-            "BOS before it": scored(in_training.behind_prefix, [tokens.start]),
-            f"{len(tokens.text)} tokens of a template": scored(in_training.behind_prefix, tokens.text),
+            "BOS before it": scored(in_training.with_prefix, [tokens.start]),
+            f"{len(tokens.text)} tokens of a template": scored(in_training.with_prefix, tokens.text),
         },
     )
     yield from at_strengths(

@@ -65,12 +65,12 @@ def _contexts(bench: Bench) -> Iterator[Fault]:
     yield _scored("first token", "twice", Code.PROMPT_PREFIX, in_training.doubled)
     yield _in_context("first token", "missing", Code.PROMPT_PREFIX, _without_first)
     if bench.model != "demo":
-        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.behind_prefix, [tokens.start])
+        yield _scored("BOS", "before it", Code.PROMPT_PREFIX, in_training.with_prefix, [tokens.start])
     yield _scored(
         "extra header",
         f"{len(tokens.text)} tokens, given",
         Code.PROMPT_PREFIX,
-        in_training.behind_prefix,
+        in_training.with_prefix,
         tokens.text,
         settings_given={"headers": (tuple(tokens.text),)},
     )
@@ -140,7 +140,7 @@ def _outside(bench: Bench) -> Iterator[Fault]:
         outside=True,
     )
     header = _some_tokens(bench).text
-    yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.behind_prefix, header, outside=True)
+    yield _scored("extra header", "not given", Code.UNEXPLAINED, in_training.with_prefix, header, outside=True)
 
 
 def _some_tokens(bench: Bench) -> SomeTokens:

@@ -116,7 +116,11 @@ def assemble(preparation: TrainingPreparation, adjustments: Adjustments) -> Iter
                 settings.task.rewards_repeated,
             ),
             sync=WeightSync(
-                *(policy, engine, infer_dtype, probe, _ranks_an_engine(engine)),
+                policy,
+                engine,
+                infer_dtype,
+                probe,
+                _ranks_an_engine(engine),
                 draws=Draws.of_prompts(
                     engine, policy, sampling, preparation.problems[:_PROBE_SEQUENCES], settings.seed
                 ),

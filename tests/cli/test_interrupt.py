@@ -122,10 +122,10 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama")
     (checkpoint / "chat_template.jinja").write_text(3 * "{% for _ in range(99999) %}" + 3 * "{% endfor %}")
-    found: list[int] = []
+    pids: list[int] = []
 
     def press_three_times() -> None:
-        wait_until(lambda: found.extend(rendering()) or found, "a template is rendered")
+        wait_until(lambda: pids.extend(rendering()) or pids, "a template is rendered")
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -137,7 +137,7 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
     answer = probe("compare", "--model", checkpoint, "--out", tmp_path / "run")
     pressing.join()
     assert (answer.returncode, answer.stderr) == (ExitCode.INTERRUPTED, "mismatch-probe: interrupted\n")
-    assert ended(found)
+    assert ended(pids)
 
 
 HEEDED = """

@@ -25,9 +25,9 @@ def value(estimate: str) -> float:
 def test_independent_errors_have_the_ratio_and_the_gap_that_they_were_made_with(run: Run) -> None:
     expected = ERROR_NATS[Dtype.BF16] / ERROR_NATS[Dtype.FP16]
     assert value(error_ratio("pi")(run)) == pytest.approx(expected, rel=0.15), "log-probs are cut at 0"
-    found = {law.name: law.find(run) for law in laws()}
-    assert value(found["rms gap / sqrt(a^2 + b^2), BF16"]) == pytest.approx(1, abs=0.05)
-    assert value(found["k3 / (rms^2 / 2), BF16"]) == pytest.approx(1, abs=0.02)
+    findings = {law.name: law.find(run) for law in laws()}
+    assert value(findings["rms gap / sqrt(a^2 + b^2), BF16"]) == pytest.approx(1, abs=0.05)
+    assert value(findings["k3 / (rms^2 / 2), BF16"]) == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.slow

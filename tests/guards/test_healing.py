@@ -71,12 +71,12 @@ def test_metrics_of_rewards_are_of_those_that_are_numbers() -> None:
     """As those of the step without that response."""
     rewards, prompts = np.linspace(0, 1, RESPONSES), np.arange(RESPONSES) // 4
     complete_batch = batch(1, rewards=np.where(np.arange(RESPONSES) == 3, np.nan, rewards), prompt_ids=prompts)
-    found = complete_batch.measure().metrics()
+    metrics = complete_batch.measure().metrics()
     kept = np.delete(rewards, 3)
-    assert found["reward/nonfinite"] == 1
-    assert found["reward/mean"] == pytest.approx(kept.mean())
-    assert found["reward/std"] == pytest.approx(kept.std())
-    assert found["reward/mean_error"] > 0
+    assert metrics["reward/nonfinite"] == 1
+    assert metrics["reward/mean"] == pytest.approx(kept.mean())
+    assert metrics["reward/std"] == pytest.approx(kept.std())
+    assert metrics["reward/mean_error"] > 0
 
 
 def rates(values: Sequence[float], actions: Sequence[object], guards: Guards | None = None) -> list[float]:
@@ -130,10 +130,10 @@ def test_guards_that_are_restored_raise_the_rate_at_the_same_step() -> None:
     restored.load_state_dict(json.loads(json.dumps(guards.state_dict())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [
+        outcomes = [
             [one.observe(metrics={"m": 0.0}, step=step).factor for step in range(8, 14)] for one in (guards, restored)
         ]
-    assert found[0] == found[1] == [1, 1, 1, 2, 1, 1]
+    assert outcomes[0] == outcomes[1] == [1, 1, 1, 2, 1, 1]
 
 
 @pytest.mark.slow

@@ -30,13 +30,13 @@ ONE_RESPONSE = 1
 def responses() -> list[Rollout]:
     """Eleven, so that two ranks have different numbers of them."""
     random = np.random.default_rng(0)
-    found = []
+    rollouts = []
     for row in range(11):
         length = int(random.integers(3, 15))
         ids = random.integers(0, 250, 6 + length).tolist()
         sequence = TokenSequence(f"row-{row}", ids[:6], ids[6:])
-        found.append(Rollout(sequence, -random.exponential(2.0, length), f"p{row // 2}", float(row % 3), False, ""))
-    return found
+        rollouts.append(Rollout(sequence, -random.exponential(2.0, length), f"p{row // 2}", float(row % 3), False, ""))
+    return rollouts
 
 
 def main(checkpoint: str, output: str) -> None:
@@ -58,8 +58,8 @@ def main(checkpoint: str, output: str) -> None:
     last = updater.score(rollouts, keep_graph=False)
     assert last.values_T is not None
     if is_main():
-        found = {"told": messages, "log_pi": last.log_pi_T.tolist(), "values": last.values_T.tolist()}
-        Path(output).write_text(json.dumps(found), encoding="utf-8")
+        outcome = {"told": messages, "log_pi": last.log_pi_T.tolist(), "values": last.values_T.tolist()}
+        Path(output).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,15 +31,15 @@ POOR = 'name = "poor"\nrule = "limit"\nmetric = "reward/mean"\nbelow = 0.5\npati
 
 def checkpoints_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Filled with the step of every checkpoint that is loaded."""
-    found: list[int] = []
+    loaded_steps: list[int] = []
     load = Checkpoints.load
 
     def watched(self: Checkpoints, step: int, trained: Mapping[str, TrainedNetwork]) -> dict[str, Any]:
-        found.append(step)
+        loaded_steps.append(step)
         return load(self, step, trained)
 
     monkeypatch.setattr(Checkpoints, "load", watched)
-    return found
+    return loaded_steps
 
 
 @pytest.mark.slow
@@ -82,21 +82,21 @@ def test_weights_are_doubted_from_the_first_broken_step_of_a_guard_that_may_roll
 ) -> None:
     guard = {"name": "g", "rule": "limit", "metric": "m", "above": 1, "patience": 2, "actions": actions}
     book = GuardBook(parse_guards({"defaults": False, "guard": [guard]}, "guards.toml"))
-    found = []
+    doubts = []
     for step, value in enumerate([0, 2, 2, 0], start=1):
         book.evaluate(step, {"m": value})
-        found.append(book.doubted_since)
-    assert found == doubted_since
+        doubts.append(book.doubted_since)
+    assert doubts == doubted_since
 
 
 def test_a_guard_that_has_rolled_back_and_now_only_tells_doubts_no_more() -> None:
     guard = {"name": "g", "rule": "limit", "metric": "m", "above": 1, "actions": ["rollback", "log"]}
     book = GuardBook(parse_guards({"defaults": False, "guard": [guard]}, "guards.toml"))
-    found = []
+    doubts = []
     for step in (1, 2, 3):
         book.evaluate(step, {"m": 2.0})
-        found.append(book.doubted_since)
-    assert found == [1, None, None]
+        doubts.append(book.doubted_since)
+    assert doubts == [1, None, None]
 
 
 SLOW = 'name = "slow"\nrule = "limit"\nmetric = "reward/mean"\nabove = 2\npatience = 4\nactions = ["rollback"]\n'
@@ -150,12 +150,12 @@ def test_a_good_checkpoint_is_always_there_whatever_is_kept(
 ) -> None:
     """And those that are there are few."""
     home = quick_home(tmp_path, monkeypatch)
-    found: list[tuple[int, list[int]]] = []
+    rollbacks: list[tuple[int, list[int]]] = []
     save = Checkpoints.save
 
     def watched(self: Checkpoints, step: int, *given: Any) -> None:
         save(self, step, *given)
-        found.append((given[-1]["last_good_step"], self.steps()))
+        rollbacks.append((given[-1]["last_good_step"], self.steps()))
 
     monkeypatch.setattr(Checkpoints, "save", watched)
     given = {
@@ -164,10 +164,10 @@ def test_a_good_checkpoint_is_always_there_whatever_is_kept(
         "rollout": {"prompts": 1, "samples": 2, "max_new_tokens": 2},
     }
     train(home / "run", quick_settings(llama, home, 16, **given))
-    for good, steps in found:
+    for good, steps in rollbacks:
         assert min(steps) <= good, (good, steps)
         assert len(steps) <= 2 + 4
-    good, steps = found[-1]
+    good, steps = rollbacks[-1]
     assert good == 12
     assert max(step for step in steps if step <= good) >= 12 - 4 - every
 
@@ -249,5 +249,7 @@ def test_a_step_that_lacks_what_a_guard_reads_makes_no_checkpoint_good() -> None
     guards = rolling_back(2)
     given = [{"m": 0.0}, {}, {}, {"m": 0.0}, {"m": 0.0}]
     with pytest.warns(UserWarning, match="lacks"):
-        found = [guards.observe(metrics=metrics, step=step).last_good_step for step, metrics in enumerate(given, 1)]
-    assert found == [0, 0, 0, 0, 3]
+        last_good_steps = [
+            guards.observe(metrics=metrics, step=step).last_good_step for step, metrics in enumerate(given, 1)
+        ]
+    assert last_good_steps == [0, 0, 0, 0, 3]
