@@ -36,15 +36,18 @@ _REFERENCE: Final = "ref."
 
 
 def pairs_table(summary: Summary) -> Table:
-    """Of broken data the verdict alone, since its numbers are no measurement."""
+    """A column that no pair has a value for is left out; broken data has the verdict alone, since it measures nothing."""
     columns: list[Column[PairSummary]] = [
         Column("pair", pair_label),
         Column("verdict", Badge.of_pair, is_text=True),
+    ]
+    numbers: list[Column[PairSummary]] = [
         Column("mean |d|", _difference_cell, can_lack_interval=True),
         Column("KL (k3)", _kl_cell),
         Column("length budget", budget),
         Column("rms pi / mu", _error_cell),
     ]
+    columns += [column for column in numbers if any(str(column.cell(pair)) != ABSENT for pair in summary.pairs)]
     return Table.of("One row a pair of sides", summary.pairs, columns, is_stacked=True)
 
 

@@ -74,13 +74,13 @@ def test_a_run_without_a_summary_names_the_command_that_makes_one(tmp_path: Path
     with pytest.raises(RunDirectoryError, match=r"every leg is recorded.*`mismatch-probe report .*run --recompute`"):
         run.read_summary()
     edit_manifest(run, lambda manifest: manifest.growing.update(manifest.stages))
-    with pytest.raises(RunDirectoryError, match="unfinished.*--resume"):
+    with pytest.raises(RunDirectoryError, match=r"unfinished.*--resume"):
         run.read_summary()
     edit_manifest(
         run,
         lambda manifest: (manifest.growing.clear(), setattr(next(iter(manifest.stages.values())), "state", "running")),
     )
-    with pytest.raises(RunDirectoryError, match="unfinished.*--resume"):
+    with pytest.raises(RunDirectoryError, match=r"unfinished.*--resume"):
         run.read_summary()
 
 

@@ -88,8 +88,10 @@ def test_broken_data_has_a_verdict_and_no_numbers() -> None:
     verdict = pair.verdict.model_copy(update={"kind": "broken", "sentence": "The data is broken: 3 are missing."})
     broken = pair.model_copy(update={"verdict": verdict})
     text = printed(summary.model_copy(update={"pairs": [broken], "verdict": verdict}))
+    [titles] = [line for line in text.splitlines() if line.startswith("pair")]
     [row] = [line for line in text.splitlines() if line.startswith("BF16")]
-    assert row.split()[-4:] == ["n/a"] * 4, text
+    assert titles.split() == ["pair", "verdict"]
+    assert not any(character.isdigit() for character in row.removeprefix("BF16")), text
     assert "hold half" not in text
 
 
