@@ -36,7 +36,7 @@ _REFERENCE: Final = "ref."
 
 
 def pairs_table(summary: Summary) -> Table:
-    """A column that no pair has a value for is left out; broken data has the verdict alone, since it measures nothing."""
+    """A column that no pair has a value for is left out; broken data has the verdict alone: it measures nothing."""
     columns: list[Column[PairSummary]] = [
         Column("pair", pair_label),
         Column("verdict", Badge.of_pair, is_text=True),
