@@ -96,8 +96,8 @@ class TurnChecks:
         trajectory.num_tokens += turn.ids.size
         self._open_tokens += turn.ids.size
         while self._open_tokens > _MOST_OPEN_TOKENS and len(self._open) > 1:
-            _, ended = self._open.popitem(last=False)
-            self._open_tokens -= ended.num_tokens
+            _, oldest = self._open.popitem(last=False)
+            self._open_tokens -= oldest.num_tokens
 
     def _compare(self, trajectory: _Trajectory, response: LoggedResponse) -> tuple[tuple[int, int], ...]:
         """Count a turn after the first; returns the stretches of its prompt that were sampled before."""
@@ -133,7 +133,7 @@ class TurnChecks:
         old, new = last.ids[position:][:num_old].tolist(), prompt[position:][:num_new].tolist()
         texts = None if self._text_of is None else ("".join(self._text_of(old)), "".join(self._text_of(new)))
         is_same_text = None if texts is None else _is_same_text(*texts, is_end=edit is None)
-        kind = _kind_of(trajectory, position, edit, is_same_text)
+        kind = _break_kind(trajectory, position, edit, is_same_text)
         if kind == BreakKind.DROPPED and len(self._marks) < _MOST_MARKS:
             self._marks[old[0], old[-1]] += 1
         reading = self._reading
@@ -164,7 +164,7 @@ class TurnChecks:
         reading = self.reading()
         if reading is None:
             return []
-        anew = f"; {write_many(reading.num_restarts, 'turn')} begin anew" if reading.num_restarts else ""
+        restarts = f"; {write_many(reading.num_restarts, 'turn')} begin anew" if reading.num_restarts else ""
         of_all = {
             "trajectories": reading.num_trajectories,
             "turns": reading.num_turns,
@@ -174,7 +174,7 @@ class TurnChecks:
         if not reading.num_broken:
             num_trajectories = write_count(reading.num_trajectories)
             return [
-                LogFinding.of(LogCode.TURNS, evidence=of_all, total=total, trajectories=num_trajectories, anew=anew)
+                LogFinding.of(LogCode.TURNS, evidence=of_all, total=total, trajectories=num_trajectories, anew=restarts)
             ]
         kinds = sorted(reading.kinds.items(), key=lambda item: -item[1])
         return [
@@ -189,7 +189,7 @@ class TurnChecks:
                 kinds=", ".join(f"{write_count(count)} {_WORDS[BreakKind(kind)]}" for kind, count in kinds),
                 marks=self._marks_words(reading.kinds.get(BreakKind.DROPPED, 0)),
                 first=_first_words(reading.breaks[0]),
-                anew=anew,
+                anew=restarts,
             )
         ]
 
@@ -278,7 +278,7 @@ def _is_same_text(old: str, new: str, *, is_end: bool) -> bool:
     return new.startswith(old) if is_end else new == old
 
 
-def _kind_of(
+def _break_kind(
     trajectory: _Trajectory, position: int, edit: tuple[int, int] | None, is_same_text: bool | None
 ) -> BreakKind:
     last = trajectory.turns[-1]

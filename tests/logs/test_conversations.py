@@ -30,8 +30,8 @@ def harbor(path, **details):
 def test_a_rollout_of_nemo_gym_has_its_turns(tmp_path):
     items = [gym_item(*turn) for turn in zip(PROMPTS, COMPLETIONS, LOG_PROBS, strict=True)]
     output = [item for turn in items for item in ({"type": "reasoning"}, turn, {"type": "function_call_output"})]
-    turns, told = read(written(tmp_path / "rollouts.jsonl", [gym_line(*output)]))
-    assert not told
+    turns, findings = read(written(tmp_path / "rollouts.jsonl", [gym_line(*output)]))
+    assert not findings
     assert [turn.prompt_token_ids.tolist() for turn in turns] == PROMPTS
     assert [turn.token_ids.tolist() for turn in turns] == COMPLETIONS
     assert {turn.trajectory for turn in turns} == {f"line 1 of {tmp_path / 'rollouts.jsonl'}"}

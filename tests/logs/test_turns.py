@@ -39,11 +39,11 @@ def test_clean_turns_accuse_nobody():
 
 def test_the_place_of_a_break_is_that_of_the_first_other_token():
     made = conversation(0, turns.merged)
-    [found] = checks_of([made]).reading().breaks
+    [first] = checks_of([made]).reading().breaks
     prompt, completion = made[0]
-    assert (found.turn, found.position, found.num_old, found.num_new) == (1, len(prompt) + 10, 2, 1)
-    assert (found.old_ids, found.new_ids) == (completion[10:12], [9000])
-    assert found.where == "turn 1 of t0"
+    assert (first.turn, first.position, first.num_old, first.num_new) == (1, len(prompt) + 10, 2, 1)
+    assert (first.old_ids, first.new_ids) == (completion[10:12], [9000])
+    assert first.where == "turn 1 of t0"
 
 
 def test_the_ends_of_blocks_that_are_left_out_are_named():
@@ -101,5 +101,5 @@ def test_texts_tell_merged_tokens_from_other_ones(new, kind):
 
 def test_an_edit_is_the_shortest():
     made = conversation(0, lambda random, turns, history: [*history[:45], *history[48:]])
-    [found] = checks_of([made]).reading().breaks
-    assert (found.position, found.num_old, found.num_new) == (45, 3, 0)
+    [first] = checks_of([made]).reading().breaks
+    assert (first.position, first.num_old, first.num_new) == (45, 3, 0)
