@@ -10,6 +10,7 @@ from mismatch_probe.train.objectives.catalogue import OBJECTIVES, Correction, Cr
 
 MANUAL = (Path(__file__).parents[3] / "docs" / "train.md").read_text(encoding="utf-8")
 
+
 def test_the_manual_has_a_row_for_every_objective_in_order_and_each_names_its_source():
     [rows] = re.findall(r"^\| name \| advantage \|.*\n\|---.*\n((?:\|.*\n)+)", MANUAL, re.MULTILINE)
     assert re.findall(r"^\| `([\w-]+)`", rows, re.MULTILINE) == list(OBJECTIVES)
