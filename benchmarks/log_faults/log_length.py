@@ -42,21 +42,21 @@ class Log:
     """Columns of each response: as declared and by the given weights in FP32, rounded, and what a side logged."""
 
     declared: Columns
-    given: Columns
+    by_other_weights: Columns
     rounded: Columns
     logged: Columns
 
     def scores(self, rows: np.ndarray) -> Scores:
         """Of the log that has these responses alone."""
-        declared, given, rounded, logged = (
+        declared, others, rounded, logged = (
             np.concatenate([columns[row] for row in rows]).astype(np.float64)
-            for columns in (self.declared, self.given, self.rounded, self.logged)
+            for columns in (self.declared, self.by_other_weights, self.rounded, self.logged)
         )
         everywhere = np.ones(len(declared), dtype=np.bool_)
         floor = Floor.measure(rounded - declared, declared, everywhere)
         lengths = [len(self.declared[row]) for row in rows]
         judge = Judge(logged, np.zeros_like(logged), np.repeat(np.arange(len(rows)), lengths), everywhere)
-        account, null = judge.account(given, floor), judge.account(declared, floor)
+        account, null = judge.account(others, floor), judge.account(declared, floor)
         is_named = judge.standard_scores(account, null) > 0 and is_drawn_to(judge, account, null)
         return Scores(judge.drawn_to(account, null), judge.drawn_to(null, account), is_named)
 
@@ -71,8 +71,8 @@ def main() -> None:
     bench = recorded(arguments.model.resolve(), arguments.scratch)
     other = in_training.other_weights(bench.checkpoint, arguments.scratch / "off", arguments.size)
     open_other = in_training.on(other)
-    faulty, given = bench.scored(open_other), replace(bench, is_exact=True).scored(open_other)
-    logs = (Log(bench.ref, given, bench.pi, faulty), Log(bench.ref, given, bench.pi, bench.mu))
+    faulty, exact = bench.scored(open_other), replace(bench, is_exact=True).scored(open_other)
+    logs = (Log(bench.ref, exact, bench.pi, faulty), Log(bench.ref, exact, bench.pi, bench.mu))
     random = np.random.default_rng(0)
     print("| responses | tokens | named | points there | points back | a clean log named |\n|---|---|---|---|---|---|")
     for num_responses in NUM_RESPONSES:
@@ -83,9 +83,9 @@ def main() -> None:
         off, clean = ([log.scores(rows) for rows in drawn] for log in logs)
         num_tokens = np.mean([sum(len(bench.ref[row]) for row in rows) for rows in drawn])
         print(
-            f"| {num_responses} | {num_tokens:,.0f} | {sum(one.is_named for one in off)} of {num_draws} "
-            f"| {np.mean([one.forth for one in off]):.1f} | {np.mean([one.back for one in off]):.1f} "
-            f"| {sum(one.is_named for one in clean)} of {num_draws} |",
+            f"| {num_responses} | {num_tokens:,.0f} | {sum(scores.is_named for scores in off)} of {num_draws} "
+            f"| {np.mean([scores.forth for scores in off]):.1f} | {np.mean([scores.back for scores in off]):.1f} "
+            f"| {sum(scores.is_named for scores in clean)} of {num_draws} |",
             flush=True,
         )
 
