@@ -242,7 +242,7 @@ def _require_small(line: bytes) -> None:
 
 def is_recorded(log_prob: float) -> bool:
     """Whether a number can be a log-prob that a sampler wrote, and is no filler."""
-    return bool(is_usable(log_prob)) and log_prob != 0
+    return bool(is_usable(np.asarray(log_prob))) and log_prob != 0
 
 
 def split_by_mask(

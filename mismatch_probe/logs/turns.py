@@ -5,7 +5,7 @@ Where it does not, a trainer that joins the turns to one row scores a context fr
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -67,6 +67,7 @@ class _Turn:
 class _Trajectory:
     turns: list[_Turn] = field(default_factory=list)
     num_tokens: int = 0
+    has_several: bool = False
     is_broken: bool = False
 
 
@@ -81,17 +82,25 @@ class TurnChecks:
         self._marks: Counter[tuple[int, int]] = Counter()
 
     def add(self, response: LoggedResponse) -> None:
-        """Compare a turn with those before it; the turns of a trajectory come in their order."""
-        if response.trajectory is None or not response.prompt_token_ids.size or not response.token_ids.size:
+        """Compare a turn with those before it; the turns of a trajectory come in their order.
+
+        What a response has before its first sampled token belongs to the prompt, and turns that it joins are joined.
+        """
+        if response.trajectory is None or not response.prompt_token_ids.size or not response.sampled.any():
             return
         key = (response.step, response.trajectory)
         trajectory = self._open.setdefault(key, _Trajectory())
         self._open.move_to_end(key)
-        stretches: tuple[tuple[int, int], ...] = ()
-        if trajectory.turns:
-            self._reading.num_trajectories += len(trajectory.turns) == 1
-            stretches = self._compare(trajectory, response)
-        turn = _turn_of(response, stretches)
+        turn = _turn_of(response)
+        num_joined = len(turn.sampled_stretches) - 1
+        is_first = not trajectory.turns
+        if not is_first:
+            stretches = self._compare(trajectory, turn, response.where)
+            turn = replace(turn, sampled_stretches=(*stretches, *turn.sampled_stretches))
+        self._reading.num_turns += num_joined
+        if not trajectory.has_several and (num_joined or not is_first):
+            trajectory.has_several = True
+            self._reading.num_trajectories += 1
         trajectory.turns.append(turn)
         trajectory.num_tokens += turn.ids.size
         self._open_tokens += turn.ids.size
@@ -99,9 +108,9 @@ class TurnChecks:
             _, oldest = self._open.popitem(last=False)
             self._open_tokens -= oldest.num_tokens
 
-    def _compare(self, trajectory: _Trajectory, response: LoggedResponse) -> tuple[tuple[int, int], ...]:
+    def _compare(self, trajectory: _Trajectory, new: _Turn, where: str) -> tuple[tuple[int, int], ...]:
         """Count a turn after the first; returns the stretches of its prompt that were sampled before."""
-        reading, prompt = self._reading, response.prompt_token_ids
+        reading, prompt = self._reading, new.ids[: new.prompt_length]
         last = trajectory.turns[-1]
         position = _common_length(last.ids, prompt)
         if position == last.ids.size:
@@ -122,13 +131,13 @@ class TurnChecks:
         reading.num_broken += 1
         if not trajectory.is_broken:
             trajectory.is_broken = True
-            self._add_first_break(trajectory, response, position, edit)
+            self._add_first_break(trajectory, prompt, where, position, edit)
         return ()
 
     def _add_first_break(
-        self, trajectory: _Trajectory, response: LoggedResponse, position: int, edit: tuple[int, int] | None
+        self, trajectory: _Trajectory, prompt: IntArray, where: str, position: int, edit: tuple[int, int] | None
     ) -> None:
-        last, prompt = trajectory.turns[-1], response.prompt_token_ids
+        last = trajectory.turns[-1]
         num_old, num_new = edit or (last.ids.size - position, prompt.size - position)
         old, new = last.ids[position:][:num_old].tolist(), prompt[position:][:num_new].tolist()
         texts = None if self._text_of is None else ("".join(self._text_of(old)), "".join(self._text_of(new)))
@@ -142,7 +151,7 @@ class TurnChecks:
         if len(reading.breaks) < _MOST_BREAKS:
             reading.breaks.append(
                 TurnBreak(
-                    where=response.where,
+                    where=where,
                     turn=len(trajectory.turns),
                     kind=kind,
                     position=position,
@@ -206,11 +215,11 @@ class TurnChecks:
         return f", from {texts} on both ends"
 
 
-def _turn_of(response: LoggedResponse, stretches: tuple[tuple[int, int], ...]) -> _Turn:
+def _turn_of(response: LoggedResponse) -> _Turn:
     start = response.prompt_token_ids.size
     edges = np.flatnonzero(np.diff(np.concatenate([[0], response.sampled, [0]]).astype(np.int8))) + start
-    own = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    return _Turn(np.concatenate([response.prompt_token_ids, response.token_ids]), start, (*stretches, *own))
+    own = tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    return _Turn(np.concatenate([response.prompt_token_ids, response.token_ids]), own[0][0], own)
 
 
 def _begins_with(ids: IntArray, start: IntArray) -> bool:

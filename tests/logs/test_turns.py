@@ -1,10 +1,15 @@
 """Whether each turn begins with prompt and completion of the turn before it, and what happened where it does not."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.turns import TurnChecks
+from mismatch_probe.records.sequences import LoggedResponse
 from tests.logs import turns
+from tests.logs.reading import DATA, lines_of, read, written
 from tests.logs.turns import CASES, conversation, responses
 
 
@@ -103,3 +108,56 @@ def test_an_edit_is_the_shortest():
     made = conversation(0, lambda random, turns, history: [*history[:45], *history[48:]])
     [first] = checks_of([made]).reading().breaks
     assert (first.position, first.num_old, first.num_new) == (45, 3, 0)
+
+
+class TestJoinedTurns:
+    """Responses that hold several turns, with what lies between them out of the mask."""
+
+    def joined(self, made: turns.Turns, sampled_from: int = 0) -> LoggedResponse:
+        first, last = made[0][0], made[-1]
+        ids = [*last[0], *last[1]][len(first) :]
+        mask = np.zeros(len(ids), np.bool_)
+        for prompt, completion in made[sampled_from:]:
+            mask[len(prompt) - len(first) :][: len(completion)] = True
+        return LoggedResponse(
+            where="a line",
+            prompt_token_ids=np.array(first, np.int32),
+            token_ids=np.array(ids, np.int32),
+            sampled=mask,
+            trajectory="t",
+        )
+
+    def test_they_are_counted(self):
+        checks = TurnChecks()
+        checks.add(self.joined(conversation(0)))
+        reading = checks.reading()
+        assert (reading.num_trajectories, reading.num_turns, reading.num_broken) == (1, 3, 0)
+
+    @pytest.mark.parametrize("render", [None, turns.without_thinking], ids=["clean", "dropped"])
+    def test_a_branch_is_compared_with_the_path_before_it(self, render):
+        """As a tree of messages has a second leaf where a prompt was written anew."""
+        checks = TurnChecks()
+        made = conversation(0)
+        checks.add(self.joined(made[:3]))
+        last = made[2]
+        history = [*last[0], *last[1]] if render is None else render(np.random.default_rng(0), made[:3], [])
+        checks.add(self.joined([made[0], ([*history, 60, 61, 62], [70, 71])], 1))
+        reading = checks.reading()
+        assert (reading.num_turns, reading.num_broken) == (3, render is not None)
+        assert reading.kinds == ({} if render is None else {"dropped": 1})
+
+
+def trajectories_of(path: Path) -> list[str | None]:
+    return [response.trajectory for response in read(path)[0]]
+
+
+def test_formats_say_which_responses_are_turns_of_one_trajectory(tmp_path):
+    answers = [line | {"trajectory": "a"} for line in lines_of(DATA / "vllm_responses" / "answers.jsonl")]
+    assert set(trajectories_of(written(tmp_path / "answers.jsonl", answers))) == {"a"}
+    calls = lines_of(DATA / "tinker" / "capture" / "sample.jsonl")
+    for number, call in enumerate(calls):
+        call["scope"] |= {"traj_idx": number % 2}
+    assert set(trajectories_of(written(tmp_path / "sample.jsonl", calls))) >= {"train/0/0", "train/0/1"}
+    traces = DATA / "prime_rl_traces" / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
+    assert len(set(trajectories_of(traces))) == len(lines_of(traces))
+    assert len(set(trajectories_of(DATA / "verl"))) == 4
