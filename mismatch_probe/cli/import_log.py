@@ -67,7 +67,7 @@ def import_log(
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.importing.log_settings import LogSettings
-    from mismatch_probe.importing.run import import_log
+    from mismatch_probe.importing.run import JOINED_FOLDER, import_log
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.logs.metric_files import metrics_of
@@ -120,6 +120,13 @@ def import_log(
     )
     for note in origin.notes:
         console.print(f"{note.level}: {note.sentence}", soft_wrap=True)
+    if origin.turns is not None and origin.turns.num_joined:
+        measure = command_line("import", run.path / JOINED_FOLDER, "--out", "JOINED", "--model", "CHECKPOINT")
+        console.print(
+            f"{write_many(origin.turns.num_joined, 'turn')} behind a break as a trainer has them that joins the turns: "
+            f"{run.path / JOINED_FOLDER}. What that costs: {measure} --scored SCORED",
+            soft_wrap=True,
+        )
     for name, what in origin.assumed.items():
         console.print(f"assumed: {name.replace('_', ' ')} {what}", soft_wrap=True)
     if "model" in flag_values:

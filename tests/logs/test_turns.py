@@ -56,6 +56,12 @@ def test_the_ends_of_blocks_that_are_left_out_are_named():
     assert f"from {turns.THINK} and {turns.THINK_END} on both ends" in finding.sentence
 
 
+def test_another_end_of_a_turn_is_no_insertion():
+    [first] = checks_of([conversation(0, turns.other_end, turns=2)]).reading().breaks
+    assert first.old_ids == [turns.END]
+    assert first.new_ids[0] == 9000
+
+
 def test_one_response_a_trajectory_is_no_turn():
     checks = checks_of([conversation(number, turns=1) for number in range(5)])
     assert checks.reading() is None
@@ -161,3 +167,30 @@ def test_formats_say_which_responses_are_turns_of_one_trajectory(tmp_path):
     traces = DATA / "prime_rl_traces" / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
     assert len(set(trajectories_of(traces))) == len(lines_of(traces))
     assert len(set(trajectories_of(DATA / "verl"))) == 4
+
+
+class TestJoining:
+    """A turn behind a break, as a trainer has it that joins the turns."""
+
+    @pytest.mark.parametrize(
+        "fault", [turns.merged, turns.split, turns.without_thinking, turns.other_header, turns.other_end]
+    )
+    def test_its_prompt_is_all_that_was_sampled_and_observed_before(self, fault):
+        checks = TurnChecks()
+        clean, broken = conversation(3, turns=3), conversation(3, fault, turns=3)
+        joined = [checks.add(response) for response in responses(broken, "t")]
+        assert joined[0] is None
+        history = [*broken[0][0], *broken[0][1]]
+        for number in (1, 2):
+            prompt, completion = broken[number]
+            observation = prompt[len(prompt) - len(clean[1][0]) + len(clean[0][0]) + len(clean[0][1]) :]
+            history += observation
+            assert joined[number].prompt_token_ids.tolist() == history
+            assert joined[number].token_ids.tolist() == completion
+            history += completion
+        assert checks.reading().num_joined == 2
+
+    def test_clean_turns_and_other_conversations_are_as_they_were(self):
+        checks = TurnChecks()
+        made = [*conversation(0), *conversation(1)]
+        assert [checks.add(response) for response in responses(made, "t")] == [None] * 8
