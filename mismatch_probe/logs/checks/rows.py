@@ -114,7 +114,7 @@ _FAR_BELOW: Final = -1.0
 
 
 @dataclass(frozen=True)
-class Runs:
+class MaskRuns:
     """The R stretches of sampled tokens of a block, without responses that were sampled almost without chance."""
 
     starts: Ints
@@ -124,7 +124,7 @@ class Runs:
     rows: Ints
 
     @classmethod
-    def of(cls, block: ResponseBlock) -> "Runs":
+    def of(cls, block: ResponseBlock) -> "MaskRuns":
         cold = [each.temperature is not None and each.temperature < _LEAST_TEMPERATURE for each in block.responses]
         sampled = block.sampled & ~np.asarray(cold, dtype=np.bool_)[block.rows]
         is_new_row = np.diff(block.rows, prepend=-1) != 0
@@ -240,7 +240,7 @@ class EdgeSums:
     """All others outside."""
     outside_recorded: int = 0
 
-    def add(self, block: ResponseBlock, runs: Runs) -> None:
+    def add(self, block: ResponseBlock, runs: MaskRuns) -> None:
         mu = block.column("log_mu")
         has_mu = block.has("log_mu")[block.rows]
         is_missing = has_mu & (~is_usable(mu) | ((mu == 0) & (block.column("log_pi") < _FAR_BELOW)))
@@ -276,7 +276,7 @@ class EdgeSums:
         return self
 
 
-def _outer_edges(block: ResponseBlock, runs: Runs) -> tuple[Ints, Ints]:
+def _outer_edges(block: ResponseBlock, runs: MaskRuns) -> tuple[Ints, Ints]:
     """The places right before and right behind stretches of sampled tokens, where what lies outside is no single token
     that a mask takes out of its middle.
     """
@@ -301,7 +301,7 @@ class MaskSums:
     edges: EdgeSums = field(default_factory=EdgeSums)
 
     def add(self, block: ResponseBlock) -> None:
-        runs = Runs.of(block)
+        runs = MaskRuns.of(block)
         self.first_heads.add(block, runs.starts[runs.is_first], runs.ends[runs.is_first])
         self.later_heads.add(block, runs.starts[~runs.is_first], runs.ends[~runs.is_first])
         self.edges.add(block, runs)

@@ -275,14 +275,14 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
             yield _mask_edge(how, "that it ends with", missing, *counts, others)
     if edges.outside_recorded <= _FEW * edges.outside:
         others = "others outside have none" if edges.outside else "nothing else is outside"
-        one = "a log-prob of the sampler"
+        log_prob = "a log-prob of the sampler"
         for how, where, number, total in (
             ("begins a token late", "right before it", edges.before_recorded, edges.before),
             ("ends a token early", "right behind it", edges.after_recorded, edges.after),
         ):
             counts = np.array([number]), np.array([total])
             if _are_nearly_all(*counts).any():
-                yield _mask_edge(how, where, one, *counts, others)
+                yield _mask_edge(how, where, log_prob, *counts, others)
 
 
 def _are_nearly_all(numbers: Ints, totals: Ints) -> Mask:
