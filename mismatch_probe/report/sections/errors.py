@@ -40,6 +40,12 @@ _COMPONENT_MEANINGS = {
     "pi_other_attention": "training path: the same responses alone, with another implementation of attention",
 }
 
+
+def part_meaning(name: str) -> str:
+    """A part of an error, or a floor, in words."""
+    return _COMPONENT_MEANINGS.get(name, name.replace("_", " "))
+
+
 Blamed = list[tuple[PairSummary, Blame]]
 _TAIL_SHARE = 1e-3
 _FILL_ALPHA = 0.35
