@@ -195,6 +195,8 @@ _TWICE: Final = {
     "mu_other_batch": "the engine's prefill, alone and in a batch",
     "mu_cached": "the engine, with and without the prefix cache",
     "mu_decoded_alone": "the engine's decode, alone and among others",
+    "mu_siblings": "the engine, in responses that begin alike",
+    "pi_siblings": "the trainer, in responses that begin alike",
 }
 
 

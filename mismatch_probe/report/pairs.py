@@ -27,7 +27,7 @@ from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.weights import TEXT
-from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
+from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, noise_sentences, where_the_error_is
 from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
 
 _OPEN: Final = "‡"
@@ -299,8 +299,10 @@ def terms(summary: Summary, documents: Sequence[Document]) -> list[tuple[str, st
     """
     pair = foremost(summary.pairs)
     usable_terms = [*_budget_terms(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
+    noise = "; ".join(noise_sentences(pair.blame))
     return [
         *usable_terms,
+        *([("Own noise", noise)] if noise and pair.verdict.kind != "broken" else []),
         *(("FP16", document.verdict.sentence) for document in documents if isinstance(document, Headroom)),
     ]
 
