@@ -321,8 +321,8 @@ def period(disagreement: Disagreement) -> Cause | None:
         phase=seams.phase,
         evidence=[
             f"{write_many(int(seams.at_phase.sum()), 'token')} whose place in the context, from 0, leaves "
-            f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others of equal "
-            f"uncertainty, and make {write_percent(share)} of the square of d",
+            f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others "
+            f"of equal uncertainty, and make {write_percent(share)} of the square of d",
             how,
         ],
     )
