@@ -122,6 +122,19 @@ class LogCode(Catalogued):
         name="outside_vocabulary",
         level=Level.BROKEN,
     )
+    TURNS = OfLog(
+        "trajectories of several turns: {trajectories}; all {total} turns after the first begin with the prompt and "
+        "the completion of the turn before{anew}",
+        name="turns",
+        level=Level.NOTE,
+    )
+    TURNS_BROKEN = OfLog(
+        "{broken} of {total} turns after the first ({share}), in {trajectories} of {all_trajectories} trajectories, do "
+        "not begin with the prompt and the completion of the turn before: a trainer that joins the turns scores tokens "
+        "after a context from which they were not sampled. First breaks: {kinds}{marks}; the first in {first}{anew}",
+        name="turns_broken",
+        level=Level.WARNING,
+    )
     HALF_WRITTEN = OfLog(
         "line {line}, the last of {file}, is cut off: the lines before it are read, and it is left out",
         name="half_written",

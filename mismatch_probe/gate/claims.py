@@ -318,7 +318,9 @@ LOCALIZE = {
     "localize_suspects": FiledMetric(_read_suspects, 0.0, math.inf),
     "localize_largest_share": FiledMetric(_read_largest_share, -math.inf, 1.0),
 }
-FILED_METRICS = {**HEADROOM, **LOCALIZE}
+LOG = {"log_broken_turns": FiledMetric(lambda turns: turns.broken_share, 0.0, 1.0)}
+"""Of an imported log, by the `TurnReading` of its manifest."""
+FILED_METRICS = {**HEADROOM, **LOCALIZE, **LOG}
 
 
 class LayoutMetric(NamedTuple):

@@ -22,6 +22,7 @@ from mismatch_probe.gate.claims import (
     HEADROOM,
     LAYOUT_METRICS,
     LEAST_STEP,
+    LOG,
     declared_looks,
     full_name,
     has_regression,
@@ -206,14 +207,15 @@ class FiledSlice(Settings):
 
 
 class FiledCheck(MetricLimit):
-    """One exact limit on what `headroom` or `localize` filed with the run."""
+    """One exact limit on what `headroom`, `localize` or `import` filed with the run."""
 
     slice: FiledSlice = FiledSlice()
 
     @model_validator(mode="after")
     def _can_pass_and_fail(self) -> Self:
-        if self.slice.pair is not None and self.metric in HEADROOM:
-            raise ValueError(f"{self.metric} is of the checkpoint, not of a pair of dtypes; take slice out")
+        if self.slice.pair is not None and self.metric in HEADROOM | LOG:
+            whose = "checkpoint" if self.metric in HEADROOM else "log"
+            raise ValueError(f"{self.metric} is of the {whose}, not of a pair of dtypes; take slice out")
         metric = FILED_METRICS[self.metric]
         if (self.min is not None and self.min <= metric.least) or (self.max is not None and self.max >= metric.most):
             raise ValueError(

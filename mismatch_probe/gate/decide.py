@@ -9,10 +9,11 @@ from pathlib import Path
 from mismatch_probe.compare.log_steps import growth_over_steps
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype, sides_label
-from mismatch_probe.errors import BrokenRecord, ExitCode
+from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
 from mismatch_probe.gate.claims import (
     FILED_METRICS,
     HEADROOM,
+    LOG,
     fractions_so_far,
     look_number,
     nominal_level,
@@ -238,6 +239,9 @@ def filed_results(checks: Sequence[FiledCheck], run: Path, manifest: Manifest) -
 
 
 def _results_of_filed(check: FiledCheck, run: Path, manifest: Manifest) -> Iterator[CheckResult]:
+    if check.metric in LOG:
+        yield _log_result(check, run, manifest)
+        return
     if check.metric in HEADROOM:
         path = run / HEADROOM_FILE
         command = command_line("headroom", "--run", run)
@@ -262,9 +266,33 @@ def _filed_result(
     value = FILED_METRICS[check.metric].read(document)
     if isinstance(value, str):
         raise BrokenRecord(f"the check {check} cannot be answered by {path}, because {value}: remove it and {make_it}")
+    return _exact_result(check, value, pair, f" of {_side_or_pair_label(pair)}", _document_size(document))
+
+
+def _log_result(check: FiledCheck, run: Path, manifest: Manifest) -> CheckResult:
+    """The result of a check on what `import` found.
+
+    Raises:
+        UsageError: the run was not imported, or its log has nothing that the metric is of.
+    """
+    if manifest.log is None:
+        raise UsageError(f"the check {check} is on a log, and {run} was not imported from one: take the check out")
+    if manifest.log.turns is None:
+        raise UsageError(
+            f"the check {check} has no answer, because no trajectory of the log of {run} has several turns: take the "
+            "check out, or import a log that says which responses are turns of one trajectory"
+        )
+    value = FILED_METRICS[check.metric].read(manifest.log.turns)
+    assert not isinstance(value, str)
+    size = (manifest.log.num_responses, manifest.log.num_sampled_tokens)
+    return _exact_result(check, value, "/".join(manifest.settings.pairs[0]), "", size)
+
+
+def _exact_result(check: FiledCheck, value: float, pair: str, whose: str, size: tuple[int, int]) -> CheckResult:
+    """The result on a value without an interval; `size` is the numbers of sequences and tokens that it is made from."""
     is_kept = check.is_kept_by(value)
-    what = f"{check.metric.replace('_', ' ')} of {_side_or_pair_label(pair)} is {write_number(value)}"
-    num_sequences, num_tokens = _document_size(document)
+    what = f"{check.metric.replace('_', ' ')}{whose} is {write_number(value)}"
+    num_sequences, num_tokens = size
     return CheckResult(
         metric=check.metric,
         measured=check.metric,

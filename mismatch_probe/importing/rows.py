@@ -242,7 +242,7 @@ def read_partitions(folder: Path) -> Iterator[pa.Table]:
 
 def _size_without_tokens(response: LoggedResponse) -> int:
     characters = len(response.where)
-    for text in (response.weight_version, response.group, response.finish_reason, response.model):
+    for text in (response.weight_version, response.group, response.trajectory, response.finish_reason, response.model):
         if text is not None:
             characters += len(text)
     return _TOKENS_OF_A_RESPONSE + characters // _CHARACTERS_OF_A_TOKEN

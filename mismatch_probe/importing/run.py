@@ -29,6 +29,7 @@ from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.logs.metric_files import MetricLog
 from mismatch_probe.logs.metric_names import OWN_NAMES, metric_names, quantity_words
+from mismatch_probe.logs.turns import TurnChecks
 from mismatch_probe.provenance import environment
 from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
@@ -99,12 +100,14 @@ def _write_log_run(
     unfinished_folder = run.path / _UNFINISHED
     shutil.rmtree(unfinished_folder, ignore_errors=True)
     census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
+    turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
     for response in log.responses:
         row_partitions.add(census.add(response), response)
         checks.add(response)
+        turn_checks.add(response)
         on_response(response.token_ids.size)
     row_partitions.finish()
-    findings = [*log.findings(), *checks.findings()]
+    findings = [*log.findings(), *checks.findings(), *turn_checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
     if columns.left_out:
@@ -127,6 +130,7 @@ def _write_log_run(
         steps_left_out=sorted(census.steps.difference(rows["step"].to_pylist())),
         models=sorted(census.models),
         assumed=assumptions,
+        turns=turn_checks.reading(),
         notes=[note_of(finding) for finding in findings],
     )
     manifest = manifest_of_log(log.source, settings, origin, rollouts, has_tokenizer=texts.has_tokenizer)

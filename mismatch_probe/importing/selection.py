@@ -74,14 +74,16 @@ class Census:
     temperatures: set[float] = field(default_factory=set)
     tokens_of: dict[str, int] = field(default_factory=dict)
     """The sampled tokens of each prompt."""
-    _first_of_group: dict[tuple[int | None, str], str] = field(default_factory=dict)
+    _first_of_name: dict[tuple[int | None, str, str], str] = field(default_factory=dict)
     _cluster_parents: dict[str, str] = field(default_factory=dict)
 
     def add(self, response: LoggedResponse) -> str:
         """Count a response; returns the id of its prompt, which responses to the same token ids share."""
         prompt_id = _prompt_id_of(response)
-        if response.group is not None:
-            self._join_clusters(prompt_id, self._first_of_group.setdefault((response.step, response.group), prompt_id))
+        for kind, name in (("group", response.group), ("trajectory", response.trajectory)):
+            if name is not None:
+                first = self._first_of_name.setdefault((response.step, kind, name), prompt_id)
+                self._join_clusters(prompt_id, first)
         num_sampled = int(response.sampled.sum())
         self.num_responses += 1
         self.num_tokens += response.token_ids.size
@@ -102,7 +104,7 @@ class Census:
     def cluster_of(self, prompt_id: str) -> str:
         """The cluster of the responses to a prompt, whose responses are not independent.
 
-        It is the prompt itself, or the first of the prompts that share a group of a step with it, directly or through
+        It is the prompt itself, or the first that shares a group or a trajectory of a step with it, directly or through
         other prompts, as the turns of a conversation do.
         """
         root = prompt_id

@@ -157,6 +157,52 @@ class LogNote(Entry):
     evidence: dict[str, Any] = {}
 
 
+class TurnBreak(Entry):
+    """The first turn of a trajectory whose prompt does not begin with the prompt and the completion of the turn before.
+
+    num_old tokens from `position` on became num_new others; the ids and texts are their first few.
+    """
+
+    where: str
+    turn: int
+    """Counted from 0."""
+    kind: str
+    """`retokenized` (tokens merged or split), `dropped` (a block left out of what was sampled), `template` (a header,
+    the end of a turn, what a template inserts), `observation` (what a tool wrote), `rewritten`.
+    """
+    position: int
+    num_old: int
+    num_new: int
+    old_ids: list[int] = []
+    new_ids: list[int] = []
+    old_text: str = ""
+    new_text: str = ""
+
+
+class TurnReading(Entry):
+    """The trajectories of a log that have several turns."""
+
+    num_trajectories: int = 0
+    num_turns: int = 0
+    """After the first of their trajectory, without those that begin anew or repeat a prompt."""
+    num_broken: int = 0
+    """Of these, whose prompt begins with the prompt and the completion of no turn before."""
+    num_broken_trajectories: int = 0
+    num_restarts: int = 0
+    """Turns that share no more than the first prompt with the turn before, and nothing after it: a sub-agent's, or
+    after a summary.
+    """
+    kinds: dict[str, int] = {}
+    """The trajectories by the kind of their first break."""
+    breaks: list[TurnBreak] = []
+    """The first of these."""
+
+    @property
+    def broken_share(self) -> float:
+        """The share of turns that break the prefix."""
+        return self.num_broken / self.num_turns if self.num_turns else 0.0
+
+
 class LogOrigin(Entry):
     """Where an imported run's responses and log-probs come from.
 
@@ -178,6 +224,8 @@ class LogOrigin(Entry):
     """Names that the log gives to what sampled it, without those of weight versions."""
     assumed: dict[str, str] = {}
     """What the import assumed because the log does not record it, by name."""
+    turns: TurnReading | None = None
+    """None where no trajectory has several turns."""
     notes: list[LogNote] = []
 
 

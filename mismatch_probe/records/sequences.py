@@ -222,6 +222,8 @@ class LoggedResponse:
     temperature: float | None = None
     group: str | None = None
     """What the responses to one prompt have in common, None where the log does not say."""
+    trajectory: str | None = None
+    """What the turns of one conversation have in common; they stand in the log in their order."""
     finish_reason: str | None = None
     model: str | None = None
     """Its name, where the log has one besides the version of its weights."""

@@ -12,7 +12,10 @@ from tests.command_line import probe
 
 DATA = Path(__file__).parents[1] / "logs" / "data"
 BOTH_SIDES = ("plain", "nemo_rl", "prime_rl", "slime", "skyrl")
-ONE_SIDE = ("prime_rl_traces", "miles", "open_instruct", "tinker", "verl", "vllm_responses", "sglang_responses")
+ONE_SIDE = (
+    "prime_rl_traces", "miles", "open_instruct", "tinker", "verl", "vllm_responses", "sglang_responses", "nemo_gym",
+    "harbor",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,8 @@ SAMPLES = [
     Sample("verl", Holds.SAMPLER, ("weight_version", "group")),
     Sample("vllm_responses", Holds.SAMPLER, ("group",), first_step=None, marks_tools=False),
     Sample("sglang_responses", Holds.SAMPLER, ("weight_version",), first_step=None, marks_tools=False),
+    Sample("nemo_gym", Holds.SAMPLER, ("group",), first_step=None, marks_tools=False),
+    Sample("harbor", Holds.SAMPLER, ("group",), first_step=None, marks_tools=False),
 ]
 
 

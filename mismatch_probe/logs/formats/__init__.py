@@ -6,6 +6,7 @@ from typing import Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.format import Format, Holds
+from mismatch_probe.logs.formats.conversations import HARBOR, NEMO_GYM
 from mismatch_probe.logs.formats.nemo_rl import NEMO_RL
 from mismatch_probe.logs.formats.open_instruct import OPEN_INSTRUCT
 from mismatch_probe.logs.formats.plain import PLAIN
@@ -35,6 +36,8 @@ _BUILT_IN: Final = (
     VERL_PROTOCOL,
     VLLM_RESPONSES,
     SGLANG_RESPONSES,
+    NEMO_GYM,
+    HARBOR,
     TRL,
     VERL_TEXT,
     AREAL,

@@ -14,7 +14,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (
     "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "temperature", "group",
-    "finish_reason", "model",
+    "trajectory", "finish_reason", "model",
 )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def _plain_response(row: Row) -> LoggedResponse:
         weight_version=row.text("weight_version"),
         temperature=row.number("temperature"),
         group=row.text("group"),
+        trajectory=row.text("trajectory"),
         finish_reason=row.text("finish_reason"),
         model=row.text("model"),
     )

@@ -8,8 +8,8 @@ Where the numbers of an imported run come from, and what was seen in the log bef
 from collections.abc import Sequence
 from typing import Final
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_size
-from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
+from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_share, write_size
+from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, TurnBreak, TurnReading
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import limits as drawing
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_key, pair_label, pair_styles, visible
@@ -195,6 +195,8 @@ def log(manifest: Manifest) -> Section | None:
     blocks: list[Block] = [_amounts(origin)]
     if origin.assumed:
         blocks.append(Note("What the log does not say was assumed:", _assumptions(origin)))
+    if origin.turns is not None:
+        blocks += _turns(origin.turns)
     if origin.notes:
         blocks.append(_notes(origin))
     return Section(
@@ -227,6 +229,38 @@ def _notes(origin: LogOrigin) -> Table:
     ]
     notes = sorted(origin.notes, key=lambda note: _ORDER.index(note.level))
     return Table.of("What was seen before any number was computed", notes, columns, is_stacked=True)
+
+
+def _turns(turns: TurnReading) -> list[Block]:
+    """How many turns break the prefix, and the first breaks of trajectories."""
+    rows: list[list[Cell]] = [
+        ["trajectories of several turns", write_count(turns.num_trajectories)],
+        ["turns after the first", write_count(turns.num_turns)],
+        [
+            "do not begin with the turn before",
+            f"{write_count(turns.num_broken)} ({write_share(turns.num_broken, turns.num_turns)})",
+        ],
+        ["begin anew", write_count(turns.num_restarts)],
+    ]
+    rows += [[f"trajectories first broken: {kind}", write_count(count)] for kind, count in turns.kinds.items()]
+    blocks: list[Block] = [Table("Turns", ["", "number"], rows)]
+    if turns.breaks:
+        columns: list[Column[TurnBreak]] = [
+            Column("kind", lambda each: each.kind, is_text=True),
+            Column("place", lambda each: visible(each.where), is_text=True),
+            Column("token of the prompt", lambda each: write_count(each.position)),
+            Column("was", lambda each: _ids_of_break(each.old_text, each.old_ids, each.num_old), is_text=True),
+            Column("became", lambda each: _ids_of_break(each.new_text, each.new_ids, each.num_new), is_text=True),
+        ]
+        blocks.append(Table.of("Where turns first break", turns.breaks, columns, is_stacked=True))
+    return blocks
+
+
+def _ids_of_break(text: str, ids: Sequence[int], count: int) -> str:
+    if not count:
+        return "nothing"
+    words = visible(text) if text else f"{' '.join(map(str, ids))}{' ...' if count > len(ids) else ''}"
+    return f"{words} ({write_many(count, 'token')})"
 
 
 def _files(origin: LogOrigin) -> Table:

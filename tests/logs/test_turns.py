@@ -1,0 +1,105 @@
+"""Whether each turn begins with prompt and completion of the turn before it, and what happened where it does not."""
+
+import pytest
+
+from mismatch_probe.causes.findings import LogCode
+from mismatch_probe.logs.turns import TurnChecks
+from tests.logs import turns
+from tests.logs.turns import CASES, conversation, responses
+
+
+def checks_of(conversations: list[turns.Turns], text_of=None) -> TurnChecks:
+    checks = TurnChecks(text_of)
+    for number, made in enumerate(conversations):
+        for response in responses(made, f"t{number}"):
+            checks.add(response)
+    return checks
+
+
+@pytest.mark.parametrize(("kind", "fault"), CASES, ids=[fault.__name__ for _, fault in CASES])
+@pytest.mark.parametrize("num_broken", [1, 10, 40])
+def test_a_break_is_named_at_three_strengths(kind, fault, num_broken):
+    made = [conversation(number, fault if number < num_broken else None) for number in range(40)]
+    checks = checks_of(made)
+    reading = checks.reading()
+    assert reading.num_trajectories == 40
+    assert reading.num_turns == 120
+    assert reading.num_broken_trajectories == num_broken
+    assert reading.kinds == {kind: num_broken}
+    assert reading.num_broken >= num_broken
+    [finding] = checks.findings()
+    assert finding.code == LogCode.TURNS_BROKEN
+
+
+def test_clean_turns_accuse_nobody():
+    checks = checks_of([conversation(number) for number in range(40)])
+    assert checks.reading().num_broken == 0
+    assert [finding.code for finding in checks.findings()] == [LogCode.TURNS]
+
+
+def test_the_place_of_a_break_is_that_of_the_first_other_token():
+    made = conversation(0, turns.merged)
+    [first] = checks_of([made]).reading().breaks
+    prompt, completion = made[0]
+    assert (first.turn, first.position, first.num_old, first.num_new) == (1, len(prompt) + 10, 2, 1)
+    assert (first.old_ids, first.new_ids) == (completion[10:12], [9000])
+    assert first.where == "turn 1 of t0"
+
+
+def test_the_ends_of_blocks_that_are_left_out_are_named():
+    [finding] = checks_of([conversation(number, turns.without_thinking) for number in range(5)]).findings()
+    assert f"from {turns.THINK} and {turns.THINK_END} on both ends" in finding.sentence
+
+
+def test_one_response_a_trajectory_is_no_turn():
+    checks = checks_of([conversation(number, turns=1) for number in range(5)])
+    assert checks.reading() is None
+    assert checks.findings() == []
+
+
+class TestNoBreak:
+    def test_a_repeated_prompt(self):
+        made = conversation(0)
+        checks = checks_of([[made[0], made[1], made[1], made[2], made[3]]])
+        assert (checks.reading().num_broken, checks.reading().num_turns) == (0, 3)
+
+    def test_a_turn_that_goes_on_from_an_earlier_one(self):
+        made = conversation(0)
+        side = (made[0][0] + made[0][1] + [77] * 9, [78] * 9)
+        assert checks_of([[made[0], side, *made[1:]]]).reading().num_broken == 0
+
+    def test_a_conversation_that_begins_anew(self):
+        first, second = conversation(0), conversation(1)
+        reading = checks_of([[*first, *second]]).reading()
+        assert (reading.num_broken, reading.num_restarts) == (0, 1)
+
+    def test_trajectories_that_are_mixed(self):
+        checks = TurnChecks()
+        made = [responses(conversation(number), f"t{number}") for number in range(8)]
+        for row in zip(*made, strict=True):
+            for response in row:
+                checks.add(response)
+        assert (checks.reading().num_turns, checks.reading().num_broken) == (24, 0)
+
+
+def test_memory_ends_with_the_trajectories_that_are_open(monkeypatch):
+    monkeypatch.setattr("mismatch_probe.logs.turns._MOST_OPEN_TOKENS", 1000)
+    checks = checks_of([conversation(number) for number in range(20)])
+    assert checks.reading().num_turns == 60
+    assert len(checks._open) < 4
+
+
+@pytest.mark.parametrize(("new", "kind"), [("ab", "retokenized"), ("ax", "template")])
+def test_texts_tell_merged_tokens_from_other_ones(new, kind):
+    """Of two sampled tokens "a" and "b" that became one."""
+    texts = {101: "a", 102: "b", 103: new}
+    old = [(list(range(20, 30)), [11, 101, 102, *range(40, 60)])]
+    history = [*old[0][0], 11, 103, *range(40, 60)]
+    checks = checks_of([[*old, ([*history, 70, 71], [80])]], lambda ids: [texts.get(token, "?") for token in ids])
+    assert checks.reading().kinds == {kind: 1}
+
+
+def test_an_edit_is_the_shortest():
+    made = conversation(0, lambda random, turns, history: [*history[:45], *history[48:]])
+    [first] = checks_of([made]).reading().breaks
+    assert (first.position, first.num_old, first.num_new) == (45, 3, 0)
