@@ -280,8 +280,8 @@ def shared_tokens(rollouts: pa.Table, positions: Callable[[int], Ints], sequence
         ids = {row: (rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()) for row in group}
         for one, other in pairwise(sorted(group, key=ids.__getitem__)):
             length = _common_length(ids[one][1], ids[other][1]) if ids[one][0] == ids[other][0] else 0
-            places = [positions(row) for row in (one, other)]
-            _, first, second = np.intersect1d(*(each[each < length] for each in places), return_indices=True)
+            places, other_places = (places[places < length] for places in map(positions, (one, other)))
+            _, first, second = np.intersect1d(places, other_places, return_indices=True)
             if first.size:
                 start, other_start = (int(sequences.offsets[row]) for row in (one, other))
                 cluster, are_all = int(sequences.clusters[one]), ids[one] == ids[other]
