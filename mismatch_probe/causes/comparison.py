@@ -233,7 +233,7 @@ class Code(Catalogued):
         "Look at what works in blocks of {block} tokens there: chunked prefill (max_num_batched_tokens), the page of "
         "the KV cache, a tile of the attention or of FP8 scales. Change the size: the period moves with its cause.",
         name="period",
-        in_short="Look at blocks of that size",
+        in_short="Change the block size",
         is_in_the_model=True,
         in_a_log="Change chunk size and KV page of the side that errs: the period moves with its cause.",
     )

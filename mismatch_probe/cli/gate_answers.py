@@ -37,7 +37,7 @@ from mismatch_probe.records.manifest import write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.answers.gate import gate_answer
 from mismatch_probe.report.page import write_report
-from mismatch_probe.report.screen import print_answer
+from mismatch_probe.report.screen import print_answer, print_line
 from mismatch_probe.tasks import num_held
 
 _UNANSWERED: Final = "the gate began to judge this run and was ended before it had an answer; judge it again"
@@ -85,7 +85,7 @@ def _update_page(run: Path) -> None:
     try:
         write_report(directory)
     except Exception as error:  # noqa: BLE001 - the page was not asked for, and the answer stands whatever it lacks
-        narration().print(_page_is_old(run, error), soft_wrap=True)
+        print_line(narration(), _page_is_old(run, error))
 
 
 def _page_is_old(run: Path, error: Exception) -> str:
@@ -222,7 +222,7 @@ class GatedCompare:
             looks = self.gate.settings.looks
             self._require_prompts(settings, looks[0])
             if missing := self._missing(settings, looks[-1]):
-                console.print(f"The last look cannot be reached: {missing}", soft_wrap=True)
+                print_line(console, f"The last look cannot be reached: {missing}")
             return self._with_sequences(settings, looks[0], console)
         return _with_prompts(settings, earlier_run.read_manifest().settings.prompts.num_prompts)
 
@@ -245,7 +245,7 @@ class GatedCompare:
                 settings = self._with_sequences(settings, num_wanted, console)
                 preparation = prepare(settings)
             except UsageError as error:
-                console.print(f"The run cannot be extended: {error}", soft_wrap=True, markup=False)
+                print_line(console, f"The run cannot be extended: {error}")
                 return result
             console.print("The gate is inconclusive so far, so the run is extended")
             clock = run_clock(preparation, run, first_prompt=num_recorded)
@@ -277,7 +277,7 @@ class GatedCompare:
             return settings
         instead = "" if num_prompts is None else f" instead of {num_prompts}"
         what = f"looks at {num_wanted} sequences and passes from {self.gate.settings.min_prompts} prompts on"
-        console.print(f"The gate {what}: {num_needed} prompts{instead}", soft_wrap=True)
+        print_line(console, f"The gate {what}: {num_needed} prompts{instead}")
         return _with_prompts(settings, num_needed)
 
     def _num_prompts_needed(self, settings: CompareSettings, num_sequences: int) -> int:

@@ -74,6 +74,7 @@ def import_log(
     from mismatch_probe.notation import write_count, write_many
     from mismatch_probe.records.kinds import RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
+    from mismatch_probe.report.screen import print_command, print_line
 
     console = narration()
     flags = {
@@ -96,7 +97,7 @@ def import_log(
     if (metrics := metrics_of(source, format)) is not None:
         return _import_metrics(metrics, source, directory, flag_values, json_output=json_output)
     log_format = recognise(source, format)
-    console.print(f"Format: {log_format.title}", soft_wrap=True)
+    print_line(console, f"Format: {log_format.title}")
     if log_format.prompts is not None:
         return _import_prompts(log_format, source, out, results(as_json=json_output))
     try:
@@ -105,33 +106,32 @@ def import_log(
             run = import_log(_log(log_format, source, count), settings, out, count.add, count.end, texts)
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
-            go_on = command_line("report", out, "--recompute")
-            console.print(f"What was imported is kept. Continue with: {go_on}", soft_wrap=True)
+            print_line(console, "What was imported is kept. Continue with:")
+            print_command(console, command_line("report", out, "--recompute"))
         raise
     console = results(as_json=json_output)
     manifest = run.read_manifest()
     origin = manifest.log
     assert origin is not None
-    console.print(
+    print_line(
+        console,
         f"{write_many(origin.num_responses, 'response')} of {write_many(origin.num_tokens, 'token')}, "
         f"{write_count(origin.num_sampled_tokens)} sampled by the policy; analysed: "
         f"{write_many(origin.analysed_responses, 'response')}, {write_many(origin.analysed_tokens, 'token')}",
-        soft_wrap=True,
     )
     for note in origin.notes:
-        console.print(f"{note.level}: {note.sentence}", soft_wrap=True)
+        print_line(console, f"{note.level}: {note.sentence}")
     for name, what in origin.assumed.items():
-        console.print(f"assumed: {name.replace('_', ' ')} {what}", soft_wrap=True)
+        print_line(console, f"assumed: {name.replace('_', ' ')} {what}")
     if "model" in flag_values:
         return _with_checkpoint(run, flag_values, step, scored, json_output=json_output)
     if not run.summary_path.exists():
         if noise := noise_of_sampler(run, manifest):
-            console.print(f"noise: {noise}", soft_wrap=True)
-        console.print(
-            "The log has no log-probs of the trainer, so there is nothing to compare yet. Compute them: mismatch-probe "
-            f"score {run.path} --model CHECKPOINT --out SCORED",
-            soft_wrap=True,
+            print_line(console, f"noise: {noise}")
+        print_line(
+            console, "The log has no log-probs of the trainer, so there is nothing to compare yet. Compute them:"
         )
+        print_command(console, command_line("score", run.path, "--model", "CHECKPOINT", "--out", "SCORED"))
         return ExitCode.INCONCLUSIVE
     return show_run(run, json_output=json_output)
 
@@ -200,6 +200,7 @@ def _with_checkpoint(
     from mismatch_probe.cli.output import narration, rescore_with_progress, show_run
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
     from mismatch_probe.inert import command_line
+    from mismatch_probe.report.screen import print_command, print_line
 
     warm_up("training", *(() if scored is None else ("engine",)))
     try:
@@ -207,7 +208,8 @@ def _with_checkpoint(
     except (KeyboardInterrupt, MismatchProbeError):
         of_step = () if step is None else ("--step", step)
         go_on = command_line("explain", run.path, "--model", model["model"].get("path"), *of_step)
-        narration().print(f"What was imported is kept. Continue with: {go_on}", soft_wrap=True)
+        print_line(narration(), "What was imported is kept. Continue with:")
+        print_command(narration(), go_on)
         raise
     if scored is not None:
         scored_run = open_scoring(run, scored, ScoreRequest(step=step), dict(model))
@@ -221,18 +223,20 @@ def _with_checkpoint(
 def _import_prompts(log_format: Format, source: Path, out: Path, console: Console) -> ExitCode:
     """What a log of texts is good for."""
     from mismatch_probe.importing.rows import write_prompts
+    from mismatch_probe.inert import command_line
     from mismatch_probe.notation import write_many
+    from mismatch_probe.report.screen import print_command, print_line
 
     findings: list[LogFinding] = []
     path, count = write_prompts(log_format, source, out, findings)
     for finding in findings:
-        console.print(f"{finding.level}: {finding.sentence}", soft_wrap=True)
-    console.print(
+        print_line(console, f"{finding.level}: {finding.sentence}")
+    print_line(
+        console,
         f"Nothing of it can be compared: {log_format.why_not}. "
-        f"Its {write_many(count, 'prompt')} {'is' if count == 1 else 'are'} in {path}; ask "
-        f"again: mismatch-probe compare --model CHECKPOINT --prompts {path}",
-        soft_wrap=True,
+        f"Its {write_many(count, 'prompt')} {'is' if count == 1 else 'are'} in {path}; ask again:",
     )
+    print_command(console, command_line("compare", "--model", "CHECKPOINT", "--prompts", path))
     return ExitCode.INCONCLUSIVE
 
 

@@ -39,7 +39,7 @@ from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import prompts_of
 from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
-from mismatch_probe.report.screen import print_answer
+from mismatch_probe.report.screen import print_answer, print_command, print_line
 
 
 class PeopleConsole(Console):
@@ -125,7 +125,8 @@ def can_go_on(
         raise
     except (KeyboardInterrupt, MismatchProbeError):
         how = command_line(command, "--resume", "--out", run.path, *code_flags(settings), *flags)
-        console.print(f"{consequence} Continue with: {how}", soft_wrap=True, highlight=False)
+        print_line(console, f"{consequence} Continue with:")
+        print_command(console, how)
         raise
 
 
@@ -236,7 +237,7 @@ def rescore_with_progress(run: RunDirectory, console: Console) -> None:
         with progress_listener(console, run, clock) as listener:
             rescore(run, listener)
     except (KeyboardInterrupt, MismatchProbeError):
-        console.print("What was computed is kept. Continue with the same command", soft_wrap=True)
+        print_line(console, "What was computed is kept. Continue with the same command")
         raise
 
 

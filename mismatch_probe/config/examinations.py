@@ -26,6 +26,8 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.stats.results import LEVEL
 
 HEADROOM_PROMPTS: Final = 8
+HEADROOM_MOST_TOKENS: Final = 256
+"""Of a response where a run's settings are taken; its time grows with them, in FP32 and at every loss scale."""
 
 
 class HeadroomPrompts(PromptSettings):
@@ -61,11 +63,12 @@ class HeadroomSettings(Settings):
 
 
 def headroom_values(run: CompareSettings) -> dict[str, Any]:
-    """What a comparison ran with, as far as an examination asks for it."""
+    """What a comparison ran with, as far as an examination asks for it; its responses are shorter."""
+    sampling = run.sampling.model_dump(include={"max_new_tokens", "temperature", "seed"})
     return {
         "model": run.model.model_dump(),
         "prompts": run.prompts.model_dump(include={"source", "chat_template"}),
-        "sampling": run.sampling.model_dump(include={"max_new_tokens", "temperature", "seed"}),
+        "sampling": sampling | {"max_new_tokens": min(sampling["max_new_tokens"], HEADROOM_MOST_TOKENS)},
         "attention": run.training.attention,
         "device": run.training.device,
     }

@@ -219,12 +219,17 @@ class RunDirectory:
     def how_to_finish(self) -> str:
         """The command that makes a summary, as the end of a sentence on a comparison that has none."""
         is_log = kind_of(self.path) == RunKind.IMPORTED
-        if is_log and any(side.logged for side in self.read_manifest().settings.train_sides):
-            report = command_line("report", self.path, "--recompute")
-            return f"the import ended before its statistics; make them with `{report}`"
+        manifest, recompute = self.read_manifest(), command_line("report", self.path, "--recompute")
+        if is_log and any(side.logged for side in manifest.settings.train_sides):
+            return f"the import ended before its statistics; make them with `{recompute}`"
         if is_log:
             score = command_line("score", self.path, "--model", "CHECKPOINT", "--out", "SCORED")
             return f"the log has one side's log-probs alone; compute the other's with `{score}`"
+        is_recorded = not manifest.growing and all(
+            each.state in ("done", "skipped") for each in manifest.stages.values()
+        )
+        if manifest.stages and is_recorded:
+            return f"every leg is recorded, but not the statistics; make them with `{recompute}`"
         return f"the run is unfinished; continue it with `{command_line('compare', '--resume', '--out', self.path)}`"
 
     def write_summary(self, summary: Summary) -> None:
@@ -236,6 +241,6 @@ class RunDirectory:
         return read_document(
             self.summary_path,
             Summary,
-            missing=self.how_to_finish(),
+            missing="" if self.summary_path.exists() else self.how_to_finish(),
             fix=f"make it again with `{command_line('report', self.path, '--recompute')}`",
         )

@@ -152,8 +152,7 @@ def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_
         None if is_refused else of_gate,
         steps(summary) if leads else None,
         verdicts(summary),
-        dtypes(summary),
-        *([] if usable is None else _figures(usable, with_steps=not leads)),
+        *([] if usable is None else [dtypes(usable), *_figures(usable, with_steps=not leads)]),
         worst(summary, has_text=manifest.model.has_tokenizer),
         responses(summary),
         *map(findings_section, documents.findings),
@@ -229,8 +228,8 @@ def _round_numbers(value: Any) -> Any:
 def render_arrays(summary: Summary, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of a comparison of arrays; the same summary gives the same bytes."""
     usable = without_broken(summary)
-    parts = () if usable is None else (scatter, length, errors, confidence, corrections)
-    sections = [verdicts(summary), dtypes(summary), *(part(usable) for part in parts if usable is not None)]
+    parts = (dtypes, scatter, length, errors, confidence, corrections)
+    sections = [verdicts(summary), *(part(usable) for part in parts if usable is not None)]
     answer = replace(compare_answer(summary), sections=[section for section in sections if section is not None])
     return render_page(answer, plotly_js, tool_version=summary.tool_version, sources=["arrays"], document={})
 

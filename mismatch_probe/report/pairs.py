@@ -37,19 +37,33 @@ _REFERENCE: Final = "ref."
 
 
 def pairs_table(summary: Summary) -> Table:
+    """A column that no pair has a value for is left out; broken data has the verdict alone: it measures nothing."""
     columns: list[Column[PairSummary]] = [
         Column("pair", pair_label),
         Column("verdict", Badge.of_pair, is_text=True),
-        Column("mean |d|", lambda pair: write_estimate(pair.metrics.get("abs_logprob_diff")), can_lack_interval=True),
+    ]
+    numbers: list[Column[PairSummary]] = [
+        Column("mean |d|", _difference_cell, can_lack_interval=True),
         Column("KL (k3)", _kl_cell),
         Column("length budget", budget),
         Column("rms pi / mu", _error_cell),
     ]
+    columns += [column for column in numbers if any(str(column.cell(pair)) != ABSENT for pair in summary.pairs)]
     return Table.of("One row a pair of sides", summary.pairs, columns, is_stacked=True)
+
+
+def _difference_cell(pair: PairSummary) -> Cell:
+    return ABSENT if _is_broken(pair) else write_estimate(pair.metrics.get("abs_logprob_diff"))
+
+
+def _is_broken(pair: PairSummary) -> bool:
+    return pair.verdict.kind == "broken"
 
 
 def _error_cell(pair: PairSummary) -> Cell:
     """How far pi and mu are from the reference."""
+    if _is_broken(pair):
+        return ABSENT
     sides = [write_estimate(getattr(pair.blame, f"rms_error_{side}", None)).value for side in ("pi", "mu")]
     if sides[0] == "0" and not pair.train_dtype.rounds_coarsely:
         sides[0] = _REFERENCE
@@ -78,7 +92,7 @@ def budget(pair: PairSummary) -> WrittenNumber:
 
 def _kl_cell(pair: PairSummary) -> WrittenNumber:
     """KL (k3), with a double dagger where rare tokens may add more than its interval reaches."""
-    estimate = pair.metrics.get("kl_k3")
+    estimate = None if _is_broken(pair) else pair.metrics.get("kl_k3")
     return _with_mark(write_estimate(estimate), _OPEN if estimate is not None and estimate.tail_is_open else "")
 
 
@@ -164,11 +178,11 @@ def _settings_words(pair: PairSummary, contrast: SettingsContrast, of_text: Set[
 
 
 def few_tokens_sentences(summary: Summary) -> list[str]:
-    """Which few tokens hold half of a pair's KL; of a clean pair it is half of nothing."""
+    """Which few tokens hold half of a pair's KL; of a clean pair it is half of nothing, and broken data has none."""
     return [
         f"{pair_label(pair)}: {few_tokens_words(pair.few_tokens)}"
         for pair in summary.pairs
-        if pair.few_tokens is not None and pair.verdict.kind != "clean"
+        if pair.few_tokens is not None and pair.verdict.kind not in ("clean", "broken")
     ]
 
 

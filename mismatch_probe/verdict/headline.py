@@ -179,19 +179,25 @@ def _kl_and_limit(pair: PairSummary) -> str:
 
 
 def _of_few_prompts(pair: PairSummary) -> str:
-    """The interval of a KL that the headline has, where it is wide and the prompts fewer than by default; else empty.
+    """The interval of a KL that the headline has, where it is wide, or cannot be had, and the prompts are fewer than by
+    default; else empty.
 
     An interval shrinks with the square root of the number of prompts, which it is clustered by.
     """
     kl = pair.metrics.get("kl_k3")
     if kl is None or kl.num_prompts is None or pair.verdict.kind not in ("precision", "undecided"):
         return ""
-    if kl.num_prompts >= DEFAULT_NUM_PROMPTS or kl.low is None or kl.high is None or kl.high < WIDE * kl.low:
+    if kl.num_prompts >= DEFAULT_NUM_PROMPTS:
+        return ""
+    interval = write_estimate(kl).interval
+    if kl.low is None or kl.high is None or not interval.startswith("["):
+        return f" {write_many(kl.num_prompts, 'prompt')} only, too few to bound the KL."
+    if kl.high < WIDE * kl.low:
         return ""
     share = write_percent(math.sqrt(kl.num_prompts / DEFAULT_NUM_PROMPTS))
     flag = "" if pair.is_logged else " (--num-prompts)"
     return (
-        f" {write_many(kl.num_prompts, 'prompt')} only: the KL is in {write_estimate(kl).interval}; "
+        f" {write_many(kl.num_prompts, 'prompt')} only: the KL is in {interval}; "
         f"{DEFAULT_NUM_PROMPTS} prompts{flag} narrow that to about {share} of its width."
     )
 

@@ -179,4 +179,5 @@ def test_a_closer_look_has_the_settings_of_its_run() -> None:
     assert (closer.training.precision, closer.training.batch_tokens) == ("autocast", 2048)
     examined = parse_settings(HeadroomSettings, headroom_values(run))
     assert (examined.attention, examined.sampling.temperature) == ("eager", 0.7)
+    assert examined.sampling.max_new_tokens == 256
     assert headroom().settings.attention is None

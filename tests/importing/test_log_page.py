@@ -65,3 +65,4 @@ def test_broken_data_has_no_figures(tmp_path: Path) -> None:
     assert not any("of up to 0 tokens" in fact for fact in answer.facts)
     blocks = [block for section in answer.sections for block in section.blocks]
     assert not any(isinstance(block, Figure) for block in blocks)
+    assert "dtypes" not in [section.anchor for section in answer.sections]

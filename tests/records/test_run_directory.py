@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError, StorageError
 from mismatch_probe.records.run_directory import RunDirectory
-from tests.simulated_run import Simulation, simulated_run
+from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
 
 def make(run: RunDirectory) -> None:
@@ -69,10 +69,19 @@ def test_reading_what_is_no_run_says_so(tmp_path: Path) -> None:
         RunDirectory(tmp_path).read_summary()
 
 
-def test_a_run_without_a_summary_is_unfinished(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text('{"manifest_version": 1}')
-    with pytest.raises(RunDirectoryError, match="unfinished"):
-        RunDirectory(tmp_path).read_summary()
+def test_a_run_without_a_summary_names_the_command_that_makes_one(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2))
+    with pytest.raises(RunDirectoryError, match=r"every leg is recorded.*`mismatch-probe report .*run --recompute`"):
+        run.read_summary()
+    edit_manifest(run, lambda manifest: manifest.growing.update(manifest.stages))
+    with pytest.raises(RunDirectoryError, match=r"unfinished.*--resume"):
+        run.read_summary()
+    edit_manifest(
+        run,
+        lambda manifest: (manifest.growing.clear(), setattr(next(iter(manifest.stages.values())), "state", "running")),
+    )
+    with pytest.raises(RunDirectoryError, match=r"unfinished.*--resume"):
+        run.read_summary()
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def printed(summary: Summary, run: Path) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
 
 
-def of_prompts(number: int, low: float, high: float, kind: str = "precision") -> str:
+def of_prompts(number: int, low: float | None, high: float | None, kind: str = "precision") -> str:
     pair = judged(OPEN if kind == "undecided" else PRECISION, kind)
     kl = samples.replace(pair.metrics["kl_k3"], num_prompts=number, low=low, high=high)
     return headline([pair.model_copy(update={"metrics": pair.metrics | {"kl_k3": kl}})], [])
@@ -218,5 +218,7 @@ def test_few_prompts_with_a_wide_interval_have_a_word_of_it() -> None:
     end = " 8 prompts only: the KL is in [4.0e-5, 1.60e-4]; 64 prompts (--num-prompts) narrow that to about 35 % of"
     for kind in ("precision", "undecided"):
         assert of_prompts(8, 4e-5, 1.6e-4, kind).endswith(f".{end} its width.")
+    for unbounded in (of_prompts(3, 4e-5, 50.0), of_prompts(1, None, None)):
+        assert unbounded.endswith(" only, too few to bound the KL.")
     for narrow in (of_prompts(8, 7e-5, 1.3e-4), of_prompts(64, 4e-5, 1.6e-4)):
         assert "only" not in narrow

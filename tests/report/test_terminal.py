@@ -83,6 +83,19 @@ def test_data_that_was_left_out_is_named() -> None:
     assert "17 above 0" in printed(summary.model_copy(update={"pairs": [broken]}))
 
 
+def test_broken_data_has_a_verdict_and_no_numbers() -> None:
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    pair = summary.pairs[0]
+    verdict = pair.verdict.model_copy(update={"kind": "broken", "sentence": "The data is broken: 3 are missing."})
+    broken = pair.model_copy(update={"verdict": verdict})
+    text = printed(summary.model_copy(update={"pairs": [broken], "verdict": verdict}))
+    [titles] = [line for line in text.splitlines() if line.startswith("pair")]
+    [row] = [line for line in text.splitlines() if line.startswith("BF16")]
+    assert titles.split() == ["pair", "verdict"]
+    assert not any(character.isdigit() for character in row.removeprefix("BF16")), text
+    assert "hold half" not in text
+
+
 def test_an_extrapolated_budget_is_marked_and_explained() -> None:
     text = printed(samples.summary(((Dtype.FP16, Dtype.FP16),)))
     assert "* extrapolated beyond the longest response measured" in text

@@ -263,7 +263,7 @@ def test_a_killed_server_loses_nothing(vllm: RealServer, tmp_path: Path, config:
                 vllm.start()
         errors = (tmp_path / ERRORS).read_text()
         assert "breaks off its answer to /inference/v1/generate" in errors
-        assert "Continue with: mismatch-probe compare --resume --out" in errors
+        assert "Continue with:\n    mismatch-probe compare --resume --out" in errors
         before = recorded_so_far(out)
         proxy.after = as_it_is
         probe("compare", "--resume", "--out", out, *side, code=ExitCode.PASS)

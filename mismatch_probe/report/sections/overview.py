@@ -58,8 +58,8 @@ def overview_figure(summary: Summary) -> Figure:
             "overview-cumulative",
             "How it adds up: log importance weight",
             drift_sentence(pairs_drawn),
-            "Mean of S, the sum of d up to each position. The farther from zero, the less the importance weight "
-            "exp(S) of a whole response is worth.",
+            "Mean of S, the sum of d up to each position; the thin straight line is the fitted drift. The farther from "
+            "zero, the less the importance weight exp(S) of a whole response is worth.",
         )
         panels.append(draw_cumulative(heading, pairs_drawn, style_of))
     return Figure(
