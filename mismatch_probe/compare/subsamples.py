@@ -278,14 +278,15 @@ def shared_tokens(rollouts: pa.Table, positions: Callable[[int], Ints], sequence
     shared = []
     for group in (group for group in groups.values() if len(group) > 1):
         ids = {row: (rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()) for row in group}
-        for one, other in pairwise(sorted(group, key=ids.__getitem__)):
-            length = _common_length(ids[one][1], ids[other][1]) if ids[one][0] == ids[other][0] else 0
-            places, other_places = (places[places < length] for places in map(positions, (one, other)))
-            _, first, second = np.intersect1d(places, other_places, return_indices=True)
+        for row, next_row in pairwise(sorted(group, key=ids.__getitem__)):
+            length = _common_length(ids[row][1], ids[next_row][1]) if ids[row][0] == ids[next_row][0] else 0
+            places, next_places = positions(row), positions(next_row)
+            places, next_places = places[places < length], next_places[next_places < length]
+            _, first, second = np.intersect1d(places, next_places, return_indices=True)
             if first.size:
-                start, other_start = (int(sequences.offsets[row]) for row in (one, other))
-                cluster, are_all = int(sequences.clusters[one]), ids[one] == ids[other]
-                shared.append(SharedTokens(cluster, start + first, other_start + second, are_all))
+                start, next_start = int(sequences.offsets[row]), int(sequences.offsets[next_row])
+                cluster, are_all = int(sequences.clusters[row]), ids[row] == ids[next_row]
+                shared.append(SharedTokens(cluster, start + first, next_start + second, are_all))
     return shared
 
 
