@@ -241,10 +241,10 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, data: PairData, key_of: Map
         ),
     }
     repeats = {name: _repeat_of(*legs, cluster_of) for name, legs in leg_pairs.items()}
-    shared = shared_tokens(data.rollouts.take(pa.array(data.rows)), data.measured_positions, pair.sequences)
-    repeats["mu_siblings"] = sibling_repeat(shared, pair.log_mu)
+    pieces = shared_tokens(data.rollouts.take(pa.array(data.rows)), data.measured_positions, pair.sequences)
+    repeats["mu_siblings"] = sibling_repeat(pieces, pair.log_mu)
     if pi.logged:
-        repeats["pi_siblings"] = sibling_repeat(shared, pair.log_pi)
+        repeats["pi_siblings"] = sibling_repeat(pieces, pair.log_pi)
     return {name: repeat for name, repeat in repeats.items() if repeat is not None}
 
 
@@ -275,7 +275,7 @@ def shared_tokens(rollouts: pa.Table, positions: Callable[[int], Ints], sequence
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, key in enumerate(zip(rollouts["prompt_id"].to_pylist(), *of_weights, strict=True)):
         groups.setdefault(key, []).append(row)
-    shared = []
+    pieces = []
     for group in (group for group in groups.values() if len(group) > 1):
         ids = {row: (rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()) for row in group}
         for row, next_row in pairwise(sorted(group, key=ids.__getitem__)):
@@ -286,8 +286,8 @@ def shared_tokens(rollouts: pa.Table, positions: Callable[[int], Ints], sequence
             if first.size:
                 start, next_start = int(sequences.offsets[row]), int(sequences.offsets[next_row])
                 cluster, are_all = int(sequences.clusters[row]), ids[row] == ids[next_row]
-                shared.append(SharedTokens(cluster, start + first, next_start + second, are_all))
-    return shared
+                pieces.append(SharedTokens(cluster, start + first, next_start + second, are_all))
+    return pieces
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -296,12 +296,12 @@ def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return int(differs[0]) if differs.size else length
 
 
-def sibling_repeat(shared: Sequence[SharedTokens], log_probs: Reals) -> Repeat | None:
+def sibling_repeat(pieces: Sequence[SharedTokens], log_probs: Reals) -> Repeat | None:
     """One side's log-probs of the tokens that responses share; None where they are too few to measure its noise. A
     response that is there twice, with every number, says nothing and is left out.
     """
     parts = [
-        part for part in shared if not (part.are_all and np.array_equal(log_probs[part.first], log_probs[part.second]))
+        part for part in pieces if not (part.are_all and np.array_equal(log_probs[part.first], log_probs[part.second]))
     ]
     if len(parts) < LEAST_RESPONSES or sum(part.first.size for part in parts) < LEAST_TOKENS:
         return None
@@ -325,13 +325,13 @@ def repeat_of_one_side(rollouts: pa.Table, logprobs: Sequence[Reals]) -> Repeat 
     rows = [row for row, each in enumerate(places) if each.size]
     if not rows:
         return None
-    used = [places[row] for row in rows]
+    places = [places[row] for row in rows]
     prompts = rollouts["prompt_id"].take(pa.array(rows))
     clusters = np.unique(prompts.to_pylist(), return_inverse=True)[1]
-    sequences = Sequences.of_lengths([each.size for each in used], clusters)
-    shared = shared_tokens(rollouts.take(pa.array(rows)), used.__getitem__, sequences)
-    flat = np.concatenate([logprobs[row][each] for row, each in zip(rows, used, strict=True)])
-    return sibling_repeat(shared, flat)
+    sequences = Sequences.of_lengths([each.size for each in places], clusters)
+    pieces = shared_tokens(rollouts.take(pa.array(rows)), places.__getitem__, sequences)
+    flat = np.concatenate([logprobs[row][each] for row, each in zip(rows, places, strict=True)])
+    return sibling_repeat(pieces, flat)
 
 
 def _usable_leg(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:

@@ -299,10 +299,10 @@ def as_preset(name: str) -> PresetName:
     Raises:
         UsageError: there is no preset of the name.
     """
-    known: dict[str, PresetName] = {preset: preset for preset in get_args(PresetName)}
-    if name not in known:
-        raise UsageError(f"--preset {name!r} is unknown{did_you_mean(name, known)}; there are {', '.join(known)}")
-    return known[name]
+    presets: dict[str, PresetName] = {preset: preset for preset in get_args(PresetName)}
+    if name not in presets:
+        raise UsageError(f"--preset {name!r} is unknown{did_you_mean(name, presets)}; there are {', '.join(presets)}")
+    return presets[name]
 
 
 @cache

@@ -88,15 +88,17 @@ def judge_layout(gate: GateFile, source: GateSource, run: Path, baseline: Path |
             "later steps differ by training; give logs that begin at the same step"
         )
     results = [_layout_result(check, *steps) for check in _checks_with_metrics(gate.layout, *steps)]
-    broken = [result for result in results if result.level == "error" and result.answer == "fail"]
+    num_broken = sum(result.level == "error" and result.answer == "fail" for result in results)
     num_blocking = sum(result.level == "error" for result in results)
     limits = f"{num_blocking} {'limit is' if num_blocking == 1 else 'limits are'}"
     at_step = f"at step {steps[0].number}, the first of both layouts"
     return GateResult(
         tool_version=__version__,
-        answer="fail" if broken else "pass",
-        exit_code=ExitCode.GATE_FAILED if broken else ExitCode.PASS,
-        sentence=f"Fail: {len(broken)} of {limits} broken {at_step}." if broken else f"Pass: {limits} kept {at_step}.",
+        answer="fail" if num_broken else "pass",
+        exit_code=ExitCode.GATE_FAILED if num_broken else ExitCode.PASS,
+        sentence=f"Fail: {num_broken} of {limits} broken {at_step}."
+        if num_broken
+        else f"Pass: {limits} kept {at_step}.",
         run=str(run),
         gate_file=source_name(source),
         gate_key=content_key(gate.model_dump(mode="json")),
@@ -143,7 +145,7 @@ def _layout_result(check: LayoutCheck, run: FirstStep, baseline: FirstStep) -> C
         distance = 0.0 if is_void else distance / max(abs(before), _SMALLEST_LOSS)
     is_kept = check.is_kept_by(distance)
     written_distance = f"{100 * distance:.3g} %" if metric.is_relative else write_number(distance)
-    apart = "both cancel to 0" if is_void else f"{written_distance} from the baseline's {write_number(before)}"
+    comparison = "both cancel to 0" if is_void else f"{written_distance} from the baseline's {write_number(before)}"
     judgement = f"{check.bound} is {'kept' if is_kept else 'broken'}"
     return CheckResult(
         metric=check.metric,
@@ -153,7 +155,7 @@ def _layout_result(check: LayoutCheck, run: FirstStep, baseline: FirstStep) -> C
         limit=check.limit,
         level="error" if check.level == "error" else "warn",
         answer="pass" if is_kept else "fail",
-        sentence=f"{metric.words} of step {run.number} ({name}) is {write_number(value)}, {apart}; {judgement}",
+        sentence=f"{metric.words} of step {run.number} ({name}) is {write_number(value)}, {comparison}; {judgement}",
         value=distance,
         low=None,
         high=None,

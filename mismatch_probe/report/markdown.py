@@ -74,7 +74,7 @@ class Issue:
             self._list("", _basis(self.summary, self.manifest)),
             ["**Numbers**", "", *self._numbers()],
             self._list("Seen", [*pair.verdict.evidence, *(cause.sentence for cause in pair.verdict.also)]),
-            self._ruled_out(pair),
+            self._list_ruled_out(pair),
             self._list("What the settings alone say", findings),
             self._worst_tokens(pair.worst_tokens) if self.has_text else [],
             ["**Reproduce**", "", "```", *self._commands(), "```"],
@@ -85,12 +85,12 @@ class Issue:
     def _write(self, text: str) -> str:
         return escape(text if self.has_paths else _without_paths(text, self._places))
 
-    def _cell(self, cell: Cell) -> str:
+    def _write_cell(self, cell: Cell) -> str:
         """Numbers of our own stand as they are, so that the block can be read before it is rendered."""
         return str(cell) if isinstance(cell, WrittenNumber) else self._write(in_full(cell))
 
     def _table(self, table: Table) -> list[str]:
-        return markdown_table(table, self._cell)
+        return markdown_table(table, self._write_cell)
 
     def _list(self, title: str, sentences: Iterable[str]) -> list[str]:
         lines = [f"- {self._write(sentence)}" for sentence in sentences]
@@ -113,8 +113,8 @@ class Issue:
         answers = [f"{title}: {sentence}" for title, sentence in terms(summary, self.documents)]
         yield from self._list("", [note for note in (*notes, *answers) if note])
 
-    def _ruled_out(self, pair: PairSummary) -> list[str]:
-        rows = list(_ruled_out(self.summary, pair, self.documents))
+    def _list_ruled_out(self, pair: PairSummary) -> list[str]:
+        rows = list(_causes_ruled_out(self.summary, pair, self.documents))
         columns: list[Column[tuple[str, str]]] = [
             Column("not the cause", lambda row: row[0]),
             Column("because", lambda row: row[1]),
@@ -139,7 +139,11 @@ class Issue:
     def _commands(self) -> Iterator[str]:
         continued = [continuation.command for continuation in self.manifest.continued if continuation.added]
         for command in (self.manifest.command, *continued):
-            words = command if self.has_paths else [_without_paths(word, self._places) for word in _placed(command)]
+            words = (
+                command
+                if self.has_paths
+                else [_without_paths(word, self._places) for word in _words_with_places(command)]
+            )
             yield shlex.join(map(plain, words))
 
     @cached_property
@@ -182,7 +186,7 @@ def _is_of_hub(path: str, models: Iterable[ModelIdentity]) -> bool:
     return any(f"models--{path.replace('/', '--')}" in model.folder for model in models)
 
 
-def _ruled_out(summary: Summary, pair: PairSummary, documents: Sequence[Document]) -> Iterator[tuple[str, str]]:
+def _causes_ruled_out(summary: Summary, pair: PairSummary, documents: Sequence[Document]) -> Iterator[tuple[str, str]]:
     """What is not the cause, and the number that says so."""
     counts = pair.counts
     if not pair.is_logged and not counts.mismatched_ids:
@@ -213,14 +217,14 @@ def _agreement_in_fp32(summary: Summary, pair: PairSummary) -> Iterator[tuple[st
 
 def _small_parts(blame: Blame) -> Iterator[tuple[str, str]]:
     """Floors and parts of the error that make too little of d."""
-    whole = blame.rms_difference
+    total = blame.rms_difference
     parts: Mapping[str, Estimate] = {**blame.floors, **blame.components}
     for name, part in parts.items():
         if name == "pi_vs_mu_prefill":
             continue
         upper = part.value if part.high is None else part.high
-        if upper**2 <= _LEAST_OF_SQUARE * whole.value**2:
-            yield part_meaning(name), f"rms {write_estimate(part)} nats, where d has {write_number(whole.value)}"
+        if upper**2 <= _LEAST_OF_SQUARE * total.value**2:
+            yield part_meaning(name), f"rms {write_estimate(part)} nats, where d has {write_number(total.value)}"
 
 
 def _useless_interventions(localization: Localization) -> Iterator[tuple[str, str]]:
@@ -238,8 +242,8 @@ def _useless_interventions(localization: Localization) -> Iterator[tuple[str, st
 def _failed_trials(side: SideExplanation) -> Iterator[tuple[str, str]]:
     """Hypotheses on a logged side that leave nearly all of its residual."""
     who = {"mu": "sampler", "pi": "trainer"}[side.side]
-    failed = [trial for trial in side.trials if trial.departures and trial.explained <= _LEAST_OF_SQUARE]
-    for trial in failed[:_MOST_TRIALS]:
+    failures = [trial for trial in side.trials if trial.departures and trial.explained <= _LEAST_OF_SQUARE]
+    for trial in failures[:_MOST_TRIALS]:
         what = " and ".join(departure.what for departure in trial.departures)
         share = f"{100 * max(trial.explained, 0):.0f} % of the square"
         yield f"{who}: {what}", f"explains {share}, leaves {write_number(trial.residual_floors)} times rounding"
@@ -263,7 +267,7 @@ _ANY_PATH: Final = re.compile(
 """An address, a path from a root, or a file behind a folder."""
 
 
-def _placed(command: Sequence[str]) -> Iterator[str]:
+def _words_with_places(command: Sequence[str]) -> Iterator[str]:
     """The words of a command with a placeholder for each file and folder; tasks that are built in and flags stay."""
     flag = ""
     for number, word in enumerate(command):

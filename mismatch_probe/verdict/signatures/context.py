@@ -330,11 +330,11 @@ def period(disagreement: Disagreement) -> Cause | None:
 
 def _side_of_period(disagreement: Disagreement, seams: Period) -> tuple[str, str]:
     """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
-    pair, elsewhere = disagreement.pair, disagreement.uncertain & ~seams.at_phase
+    pair, other_tokens = disagreement.pair, disagreement.uncertain & ~seams.at_phase
     if pair.log_ref is not None:
         times_pi, times_mu = (
             _median(np.abs(difference(leg, pair.log_ref)), seams.at_phase)
-            / max(_median(np.abs(difference(leg, pair.log_ref)), elsewhere), disagreement.floor)
+            / max(_median(np.abs(difference(leg, pair.log_ref)), other_tokens), disagreement.floor)
             for leg in (pair.log_pi, pair.log_mu)
         )
         side = "The training path" if times_pi > times_mu else "The engine"
@@ -342,7 +342,7 @@ def _side_of_period(disagreement: Disagreement, seams: Period) -> tuple[str, str
             f"median error against the reference there, over that elsewhere: pi {write_number(times_pi)}, mu "
             f"{write_number(times_mu)}"
         )
-    falls = [float(leg[elsewhere].mean() - leg[seams.at_phase].mean()) for leg in (pair.log_pi, pair.log_mu)]
+    falls = [float(leg[other_tokens].mean() - leg[seams.at_phase].mean()) for leg in (pair.log_pi, pair.log_mu)]
     how = f"the mean log-prob there is lower by {write_number(falls[0])} nats for pi, {write_number(falls[1])} for mu"
     if abs(falls[0] - falls[1]) < FELL:
         return "One side", how
