@@ -67,7 +67,7 @@ def import_log(
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.importing.log_settings import LogSettings
-    from mismatch_probe.importing.run import JOINED_FOLDER, import_log
+    from mismatch_probe.importing.run import JOINED_FOLDER, import_log, noise_of_sampler
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.logs.metric_files import metrics_of
@@ -135,6 +135,8 @@ def import_log(
     if "model" in flag_values:
         return _with_checkpoint(run, flag_values, step, scored, json_output=json_output)
     if not run.summary_path.exists():
+        if noise := noise_of_sampler(run, manifest):
+            print_line(console, f"noise: {noise}")
         print_line(
             console, "The log has no log-probs of the trainer, so there is nothing to compare yet. Compute them:"
         )
