@@ -111,6 +111,17 @@ class LogCode(Catalogued):
         name="padding_as_tokens",
         level=Level.WARNING,
     )
+    CONSTANT_HEAD = OfLog(
+        "{alike} of {runs} {what} begin with the same {number} under the mask ({ids}), {why}: a response prefix, or "
+        "the end of a template's header, is trained as if it had been sampled; take it out of the mask",
+        name="constant_head",
+        level=Level.WARNING,
+    )
+    MASK_EDGE = OfLog(
+        "the mask {how}: the token {where} has {what} in {number} of {total} places, and {others}",
+        name="mask_edge",
+        level=Level.WARNING,
+    )
     DUPLICATES = OfLog(
         "{number} of {total} responses repeat another one's ids and are too improbable to be sampled twice: rows were "
         "copied, or sampled without chance",

@@ -156,7 +156,7 @@ def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
     if check.metric == GROWTH:
         return _growth_text(check)
-    if check.baseline_value is None:
+    if check.baseline_value is None or check.comparison is None:
         return write_number(check.value)
     return f"{write_number(check.run_value)} ({write_change(check.value)}, {check.comparison})"
 

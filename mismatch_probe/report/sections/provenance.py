@@ -165,6 +165,11 @@ def _of_pairs(summary: Summary, manifest: Manifest) -> list[Block]:
     return blocks
 
 
+def effective_settings(pair: PairSummary, manifest: Manifest) -> Block:
+    """The effective settings of both sides of a pair."""
+    return both_sides(pair_label(pair), *_effective(pair, manifest))
+
+
 def _effective(pair: PairSummary, manifest: Manifest) -> tuple[StageSettings, StageSettings]:
     """The stage of the engine and that of the training path, each with what it reported."""
     settings = manifest.settings
