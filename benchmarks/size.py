@@ -7,13 +7,17 @@ alone as a statement, of a module, class or function or below a field. JSON sche
 import argparse
 import ast
 import io
+import re
 import statistics
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 KINDS = ("code", "docstrings", "blank", "imports", "comments")
+PARTS = ("functions", "classes", "lines below fields", "lines of `Raises:`")
 SHORT_LINES = 60
 MOST_LINES = 400
 
@@ -44,10 +48,44 @@ def _comment_lines(source: str) -> Iterator[int]:
             yield token.start[0]
 
 
+def parts_of(source: str) -> Counter[str]:
+    """The number of functions and of classes in a module, and of the lines of its docstrings that document a field or
+    stand in a section `Raises:`.
+    """
+    parts = Counter[str]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                parts["functions"] += 1
+            case ast.ClassDef():
+                parts["classes"] += 1
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                parts["lines of `Raises:`"] += sum(len(part.splitlines()) for part in _RAISES.findall(text))
+        for field, text_below in pairwise(node.body if isinstance(node, ast.ClassDef) else []):
+            if isinstance(field, ast.AnnAssign | ast.Assign) and _is_text(text_below):
+                parts["lines below fields"] += (text_below.end_lineno or text_below.lineno) - text_below.lineno + 1
+    return parts
+
+
+_RAISES: Final = re.compile(r"^ *Raises:(?:\n.*\S.*)*", re.MULTILINE)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
 def table(folder: Path) -> str:
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
     lengths = {path: len(source.splitlines()) for path, source in sources.items()}
     kinds = sum((kinds_of(source) for source in sources.values()), Counter[str]())
+    parts = sum((parts_of(source) for source in sources.values()), Counter[str]())
+    rooms = Counter[str]()
+    for path, length in lengths.items():
+        rooms[path.relative_to(folder).parts[0].removesuffix(".py")] += length
     largest = max(lengths, key=lambda path: lengths[path])
     rows = {
         "files": f"{len(sources):,}",
@@ -57,6 +95,8 @@ def table(folder: Path) -> str:
         "largest file": f"{lengths[largest]} (`{largest.relative_to(folder)}`)",
         f"files under {SHORT_LINES} lines": f"{sum(length < SHORT_LINES for length in lengths.values())}",
         f"files over {MOST_LINES} lines": f"{sum(length > MOST_LINES for length in lengths.values())}",
+        **{part: f"{parts[part]:,}" for part in PARTS},
+        **{f"lines of `{room}`": f"{number:,}" for room, number in rooms.most_common()},
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {what} | {number} |" for what, number in rows.items())])
 

@@ -12,7 +12,7 @@ from mismatch_probe.errors import UsageError
 
 _FP32_SIGNIFICAND_BITS: Final = 24
 _AUTOCAST_BYTES: Final = 2
-_REFERENCE_ALONE_BYTES: Final = 8
+_COMPUTED_BYTES: Final = (2, 4)
 
 
 class Dtype(StrEnum):
@@ -60,8 +60,10 @@ class Dtype(StrEnum):
 
     @property
     def is_computed_in(self) -> bool:
-        """Whether engines and trainers compute in it. A format of eight bytes is for a reference alone."""
-        return self.num_bytes < _REFERENCE_ALONE_BYTES
+        """Whether engines and trainers compute in it. A wider format is for a reference alone, and a narrower one only
+        stores numbers.
+        """
+        return self.num_bytes in _COMPUTED_BYTES
 
     @property
     def is_autocast_target(self) -> bool:

@@ -1,8 +1,6 @@
-"""Every failure a person can cause or meet, with the exit code it ends the process with.
+"""Every failure a person can cause or meet, with the exit code it ends the process with (`docs/exit-codes.md`).
 
-Exit codes: 0 pass, 1 a gate failed or a guard stopped training, 2 usage or configuration, 3 inconclusive, 4
-environment, engine or memory, 129 hung up, 130 interrupted, 143 terminated. A message says what is wrong, why, and
-which flag or edit fixes it.
+A message says what is wrong, why, and which flag or edit fixes it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -44,7 +44,7 @@ def test_every_spelling_of_the_field_is_read(text: str, dtype: Dtype) -> None:
     assert Dtype.parse(text) is dtype
 
 
-@pytest.mark.parametrize(("text", "words"), [("auto", "it hides"), ("int8", "give one of fp64, fp32, fp16, bf16")])
+@pytest.mark.parametrize(("text", "words"), [("auto", "it hides"), ("int8", "give one of .*fp32, .*bf16")])
 def test_what_is_no_format_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Dtype.parse(text)

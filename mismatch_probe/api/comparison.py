@@ -30,8 +30,7 @@ from mismatch_probe.report.pairs import budget, few_tokens_sentences, size_sente
 from mismatch_probe.report.screen import print_advice, print_line, print_table
 from mismatch_probe.report.view import Column, Table
 from mismatch_probe.stats.catalogue import metric_meaning
-from mismatch_probe.stats.length_law import LengthLaw
-from mismatch_probe.stats.results import CorrectionResult, Estimate
+from mismatch_probe.stats.results import CorrectionResult, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Array
 from mismatch_probe.verdict.findings import with_findings
 

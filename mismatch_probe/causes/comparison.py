@@ -228,6 +228,15 @@ class Code(Catalogued):
         is_in_the_model=True,
         in_a_log="Compare config.json, position ids and padding of both sides.",
     )
+    PERIOD = Mismatch(
+        "{side} errs once in every {block} places of the context, at {phase} from the start of each block.",
+        "Look at what works in blocks of {block} tokens there: chunked prefill (max_num_batched_tokens), the page of "
+        "the KV cache, a tile of the attention or of FP8 scales. Change the size: the period moves with its cause.",
+        name="period",
+        in_short="Change the block size",
+        is_in_the_model=True,
+        in_a_log="Change chunk size and KV page of the side that errs: the period moves with its cause.",
+    )
     PACKING = Mismatch(
         "{side} departs from its declared settings: {what}.",
         name="packing",
@@ -312,6 +321,7 @@ ARRAYS_IN_ORDER: Final[tuple[Sign, ...]] = (
     Code.OTHER_BASE,
     Code.LABEL_OFFSET,
     Code.MISPAIRED,
+    Code.PERIOD,
     Code.TRUNCATED_SUPPORT,
     (Code.ONE_SIDED_DTYPE, "grid"),
     Code.TEMPERATURE,

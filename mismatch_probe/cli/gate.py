@@ -2,7 +2,7 @@
 
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -49,13 +49,26 @@ app = typer.Typer(
 )
 
 GateConfig = Annotated[Path, typer.Option(help="Gate file, for instance mismatch.toml.")]
+_CONFIG: Final = Path("mismatch.toml")
 
 
 @app.command(_DEFAULT, epilog=example("gate"))
 def run(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to judge.")],
-    config: GateConfig = Path("mismatch.toml"),
-    baseline: Annotated[Path | None, typer.Option(help="Run directory that max_regression compares with.")] = None,
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory to judge; of the preset layout, metrics of a training.")
+    ],
+    config: GateConfig = _CONFIG,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Limits of others in place of a gate file: nemo-rl, prime-rl, verl, tinker, bitwise, layout.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Run directory that max_regression compares with; of layout, the other layout's metrics."),
+    ] = None,
     without_baseline: options.WithoutBaseline = False,
     junit: Annotated[
         Path | None, typer.Option(help="Write JUnit XML to this file as well as to RUN/junit.xml.")
@@ -71,9 +84,13 @@ def run(
 ) -> ExitCode:
     """Judge a run: exit 0 pass, 1 fail, 2 usage, 3 inconclusive, 4 data that must not be judged."""
     from mismatch_probe.cli.gate_answers import Outputs, judge_run
+    from mismatch_probe.gate.config import as_preset
 
+    if preset is not None and config != _CONFIG:
+        raise UsageError("--preset is judged without a gate file; give --preset or --config, or name it in the file")
+    source = config if preset is None else as_preset(preset)
     outputs = Outputs(junit=junit, markdown=markdown, github=github, json=json_output)
-    return judge_run(path, config, baseline, outputs, without_baseline=without_baseline).exit_code
+    return judge_run(path, source, baseline, outputs, without_baseline=without_baseline).exit_code
 
 
 @app.command(epilog=example("gate calibrate"))
@@ -81,7 +98,7 @@ def calibrate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN AGAIN...", help="Runs of one set-up; two for max_regression.")
     ],
-    config: GateConfig = Path("mismatch.toml"),
+    config: GateConfig = _CONFIG,
     json_output: options.JsonOutput = False,
 ) -> None:
     """Measure the noise floor, and write it to the file that `floor` in the gate file names: limits below it are then

@@ -16,7 +16,7 @@ from mismatch_probe.compare.derived_runs import extend_run
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, UsageError
-from mismatch_probe.gate.config import GateFile
+from mismatch_probe.gate.config import GateFile, GateSource
 from mismatch_probe.gate.publishing import (
     annotations,
     is_job,
@@ -55,7 +55,7 @@ class Outputs:
 
 
 def judge_run(
-    run: Path, gate_file: Path, baseline: Path | None, outputs: Outputs, *, without_baseline: bool = False
+    run: Path, gate_file: GateSource, baseline: Path | None, outputs: Outputs, *, without_baseline: bool = False
 ) -> GateResult:
     """Judge a run and publish the answer; an error is published too, then raised. No older answer stands meanwhile:
     first every file says that there is none. Arguments as those of `run_gate`.
@@ -95,13 +95,13 @@ def _page_is_old(run: Path, error: Exception) -> str:
     return f"The answer stands, but {page} could not be drawn with it: {why}; draw it again with `{command}`"
 
 
-def _require_replaceable(run: Path, outputs: Outputs, gate_file: Path) -> None:
+def _require_replaceable(run: Path, outputs: Outputs, gate_file: GateSource) -> None:
     """
     Raises:
         UsageError: a file that is asked for would take the place of the gate file, of a run's file, of another one, or
             of what is none.
     """
-    files_in_use = {gate_file.resolve(): "--config"}
+    files_in_use = {gate_file.resolve(): "--config"} if isinstance(gate_file, Path) else {}
     for flag, path in (("--junit", outputs.junit), ("--markdown", outputs.markdown)):
         if path is None:
             continue
@@ -193,6 +193,11 @@ class GatedCompare:
             UsageError: it cannot be used, or asks for a baseline that is not given.
         """
         gate = open_gate(path, baseline, "--gate", without_baseline=without_baseline)
+        if gate.layout:
+            raise UsageError(
+                f"{path} compares the metrics of two trainings, and compare makes none: give them to "
+                "`mismatch-probe gate METRICS --baseline METRICS`, and --gate limits on a run"
+            )
         return cls(path, baseline, without_baseline, gate)
 
     @property

@@ -35,10 +35,19 @@ def report(
             help="Where the page has plotly.js from: compressed in it (2 MB, needs no network), or plotly's server."
         ),
     ] = "embed",
+    issue: Annotated[
+        bool,
+        typer.Option(
+            "--issue",
+            help="Print one Markdown block to paste into an issue: versions, numbers, what was ruled out, the command.",
+        ),
+    ] = False,
+    with_paths: Annotated[bool, typer.Option("--with-paths", help="--issue names files and folders too.")] = False,
+    with_text: Annotated[bool, typer.Option("--with-text", help="--issue shows the worst tokens too.")] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.records.kinds import FINDINGS, TRAININGS, RunKind, kind_of
+    from mismatch_probe.records.kinds import COMPARISONS, FINDINGS, TRAININGS, RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.rendering import PlotlyJs
@@ -46,6 +55,12 @@ def report(
     plotly_js = PlotlyJs(plotlyjs)
     kinds = [kind_of(run) for run in runs]
     other = [run for run, kind in zip(runs, kinds, strict=True) if kind not in TRAININGS]
+    if (with_paths or with_text) and not issue:
+        raise UsageError("--with-paths and --with-text say what --issue holds; give it too")
+    if issue:
+        if len(runs) > 1 or json_output or recompute or kinds[0] not in (*COMPARISONS, None):
+            raise UsageError("--issue prints the block of one comparison or imported log, and takes no other flag")
+        return _print_issue(RunDirectory(runs[0]), has_paths=with_paths, has_text=with_text)
     if len(other) < len(runs):
         if other:
             raise UsageError(f"{other[0]} is no training run, and only training runs share a page; leave it out")
@@ -98,6 +113,18 @@ def _report_comparison(directory: RunDirectory, *, recompute: bool, plotly_js: P
         print_line(console, "The mismatch behind it", style="bold")
     print_answer(answer_on_screen(summary, directory.path), console)
     print_outcome(console, path, summary, as_json=json_output)
+    return summary.exit_code
+
+
+def _print_issue(directory: RunDirectory, *, has_paths: bool, has_text: bool) -> ExitCode:
+    """Print the Markdown block of a run; the exit code is that of `compare`. Raises as `full_summary`."""
+    from mismatch_probe.records.findings import Findings
+    from mismatch_probe.report.markdown import Issue
+    from mismatch_probe.report.page import full_summary
+
+    summary, documents = full_summary(directory), Findings(directory.path).documents()
+    block = Issue(summary, directory.read_manifest(), documents, directory.path, has_paths=has_paths, has_text=has_text)
+    typer.echo(str(block), nl=False)
     return summary.exit_code
 
 

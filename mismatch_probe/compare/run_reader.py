@@ -88,7 +88,7 @@ class RunReader:
         if data.pair is None:
             return data
         key_of = dict(zip(data.row_ids, (keys[row] for row in data.rows), strict=True))
-        repeats = measured_repeats(self._legs, pi, mu, data.pair, key_of)
+        repeats = measured_repeats(self._legs, pi, mu, data, key_of)
         return replace(data, pair=replace(data.pair, repeats=repeats), key_of=key_of)
 
     def _rounded_reference_leg(self, reference: Side, pi: Side, side: Side) -> str:

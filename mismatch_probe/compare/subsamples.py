@@ -5,8 +5,8 @@ response. The log-ratio of the sampled token is taken from the same two rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,7 @@ from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from mismatch_probe.records.tables import FULL_VOCABULARY
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
-from mismatch_probe.stats.sequences import Reals, Repeat, Sequences, TokenPair, is_missing, is_usable, rows_of
+from mismatch_probe.stats.sequences import Ints, Reals, Repeat, Sequences, TokenPair, is_missing, is_usable, rows_of
 from mismatch_probe.stats.subsamples import (
     ExpertWeights,
     Ids,
@@ -44,6 +44,7 @@ from mismatch_probe.stats.subsamples import (
     routing_check,
     weight_distance,
 )
+from mismatch_probe.verdict.signatures.weights import LEAST_RESPONSES, LEAST_TOKENS
 
 _SEQUENCES_PER_BATCH: Final = 16
 
@@ -200,7 +201,7 @@ def _choice_in_layers(choice: SequenceRouting, layers: Sequence[int]) -> tuple[I
     return choice.experts[at], choice.weights[at]
 
 
-def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Mapping[str, int]) -> dict[str, Repeat]:
+def measured_repeats(legs: Legs, pi: Side, mu: Side, data: PairData, key_of: Mapping[str, int]) -> dict[str, Repeat]:
     """The scores that a side computed twice, on a few of the pair's responses (`key_of` has their keys, in order).
 
     - `pi_other_batch`, `mu_other_batch`: a response alone against its batch, by prefill.
@@ -208,10 +209,13 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
     - `pi_other_attention`: a response alone, with two implementations of attention.
     - `mu_cached`: a response alone, without and with the prefix cache.
     - `mu_decoded_alone`: the first tokens decoded among many and alone, as far as they are equal.
+    - `mu_siblings`, of a log also `pi_siblings`: what responses to one prompt share. Our own training path computes a
+      shared prefix once.
 
     Scores that are not recorded, not finite, of other token ids, or of an incomplete response are left out.
     """
-    ids = list(key_of)
+    ids, pair = list(key_of), data.pair
+    assert pair is not None
     offsets = pair.sequences.offsets
     in_batch = dict(zip(ids, rows_of(pair.log_pi, offsets), strict=True))
     log_mu_prefill = pair.log_mu_prefill
@@ -237,7 +241,97 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, pair: TokenPair, key_of: Ma
         ),
     }
     repeats = {name: _repeat_of(*legs, cluster_of) for name, legs in leg_pairs.items()}
+    pieces = shared_tokens(data.rollouts.take(pa.array(data.rows)), data.measured_positions, pair.sequences)
+    repeats["mu_siblings"] = sibling_repeat(pieces, pair.log_mu)
+    if pi.logged:
+        repeats["pi_siblings"] = sibling_repeat(pieces, pair.log_pi)
     return {name: repeat for name, repeat in repeats.items() if repeat is not None}
+
+
+@dataclass(frozen=True)
+class SharedTokens:
+    """Tokens that two responses to one prompt share: equal ids behind equal ids, under the same recorded weights."""
+
+    prompt: int
+    """The cluster of both responses."""
+    first: Ints
+    """Flat indices of the tokens in one response [n]."""
+    second: Ints
+    """Those in the other [n]."""
+    are_all: bool
+    """The two responses have no other token."""
+
+
+def shared_tokens(rollouts: pa.Table, positions: Callable[[int], Ints], sequences: Sequences) -> list[SharedTokens]:
+    """The tokens that responses to one prompt share before they part: each response is compared with the next one in
+    the order of ids, so that no occurrence of a context is left out.
+
+    rollouts: a row for each of `sequences`. positions: the places in the response of the tokens that a row holds.
+    """
+    of_weights = [
+        rollouts[name].to_pylist() if name in rollouts.column_names else [None] * rollouts.num_rows
+        for name in ("step", "weight_version")
+    ]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for row, key in enumerate(zip(rollouts["prompt_id"].to_pylist(), *of_weights, strict=True)):
+        groups.setdefault(key, []).append(row)
+    pieces = []
+    for group in (group for group in groups.values() if len(group) > 1):
+        ids = {row: (rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()) for row in group}
+        for row, next_row in pairwise(sorted(group, key=ids.__getitem__)):
+            length = _common_length(ids[row][1], ids[next_row][1]) if ids[row][0] == ids[next_row][0] else 0
+            places, next_places = positions(row), positions(next_row)
+            places, next_places = places[places < length], next_places[next_places < length]
+            _, first, second = np.intersect1d(places, next_places, return_indices=True)
+            if first.size:
+                start, next_start = int(sequences.offsets[row]), int(sequences.offsets[next_row])
+                cluster, are_all = int(sequences.clusters[row]), ids[row] == ids[next_row]
+                pieces.append(SharedTokens(cluster, start + first, next_start + second, are_all))
+    return pieces
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    length = min(len(first), len(second))
+    differs = np.flatnonzero(np.asarray(first[:length]) != np.asarray(second[:length]))
+    return int(differs[0]) if differs.size else length
+
+
+def sibling_repeat(pieces: Sequence[SharedTokens], log_probs: Reals) -> Repeat | None:
+    """One side's log-probs of the tokens that responses share; None where they are too few to measure its noise. A
+    response that is there twice, with every number, says nothing and is left out.
+    """
+    parts = [
+        part for part in pieces if not (part.are_all and np.array_equal(log_probs[part.first], log_probs[part.second]))
+    ]
+    if len(parts) < LEAST_RESPONSES or sum(part.first.size for part in parts) < LEAST_TOKENS:
+        return None
+    sequences = Sequences.of_lengths([part.first.size for part in parts], [part.prompt for part in parts])
+    first, second = (
+        np.concatenate([log_probs[indices] for indices in each])
+        for each in ([part.first for part in parts], [part.second for part in parts])
+    )
+    return Repeat(sequences, first, second)
+
+
+def repeat_of_one_side(rollouts: pa.Table, logprobs: Sequence[Reals]) -> Repeat | None:
+    """`sibling_repeat` of a log that holds one side alone; logprobs: of each row, those of tokens that were not sampled
+    too.
+    """
+    sampled = rollouts["sampled"].to_pylist()
+    places = [
+        np.flatnonzero(np.asarray(mask, dtype=bool) & is_usable(of_row))
+        for mask, of_row in zip(sampled, logprobs, strict=True)
+    ]
+    rows = [row for row, each in enumerate(places) if each.size]
+    if not rows:
+        return None
+    places = [places[row] for row in rows]
+    prompts = rollouts["prompt_id"].take(pa.array(rows))
+    clusters = np.unique(prompts.to_pylist(), return_inverse=True)[1]
+    sequences = Sequences.of_lengths([each.size for each in places], clusters)
+    pieces = shared_tokens(rollouts.take(pa.array(rows)), places.__getitem__, sequences)
+    flat = np.concatenate([logprobs[row][each] for row, each in zip(rows, places, strict=True)])
+    return sibling_repeat(pieces, flat)
 
 
 def _usable_leg(legs: Legs, name: str, key_of: Mapping[str, int]) -> dict[str, Reals]:

@@ -21,6 +21,7 @@ from mismatch_probe.verdict.case import doubled_first_token, share_without
 from mismatch_probe.verdict.departures import exact_pair_agrees, rounding_floor
 from mismatch_probe.verdict.preflight.facts import Sides, has_experts
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
+from mismatch_probe.verdict.signatures.weights import floor_with_noise
 
 
 def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
@@ -91,10 +92,12 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     assert data.pair is not None
     sides = sides_of(manifest, name, data)
     dtypes = sides.train_dtype, sides.infer_dtype
+    rounding = rounding_floor(data.pair, *dtypes)
+    rounds_coarsely = any(dtype.rounds_coarsely for dtype in dtypes)
     disagreement = Disagreement(
         data.pair,
         *dtypes,
-        floor=rounding_floor(data.pair, *dtypes),
+        floor=floor_with_noise(data.pair, dtypes, rounding) if rounds_coarsely else rounding,
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
         ref_repeats_pi=not manifest.settings.pi(name[0]).logged,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from scipy import optimize, special
@@ -321,3 +321,20 @@ LOCALIZE = {
 LOG = {"log_broken_turns": FiledMetric(lambda turns: turns.broken_share, 0.0, 1.0)}
 """Of an imported log, by the `TurnReading` of its manifest."""
 FILED_METRICS = {**HEADROOM, **LOCALIZE, **LOG}
+
+
+class LayoutMetric(NamedTuple):
+    """How far a quantity of the first step of a training may differ from that of another layout."""
+
+    quantity: str
+    words: str
+    is_relative: bool
+    """The difference is a share of the baseline's value."""
+
+
+LAYOUT_METRICS: Final = {
+    "layout_loss": LayoutMetric("loss", "the loss", is_relative=True),
+    "layout_gradient_norm": LayoutMetric("gradient_norm", "the gradient norm", is_relative=True),
+    "layout_entropy": LayoutMetric("entropy", "the entropy", is_relative=False),
+    "layout_kl_k3": LayoutMetric("kl_k3", "KL (k3)", is_relative=False),
+}

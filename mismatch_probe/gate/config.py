@@ -2,9 +2,12 @@
 
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
 
@@ -17,6 +20,7 @@ from mismatch_probe.gate.claims import (
     AGGREGATES,
     FILED_METRICS,
     HEADROOM,
+    LAYOUT_METRICS,
     LEAST_STEP,
     LOG,
     declared_looks,
@@ -34,7 +38,9 @@ from mismatch_probe.stats.catalogue import metric_words
 KINDS: tuple[CheckKind, ...] = ("max", "min", "max_regression", "equal")
 SIGNS: dict[CheckKind, str] = {"max": "<=", "min": ">=", "max_regression": "worse by <=", "equal": "=="}
 
-PresetName = Literal["nemo-rl", "prime-rl", "verl", "tinker", "bitwise"]
+PresetName = Literal["nemo-rl", "prime-rl", "verl", "tinker", "bitwise", "layout"]
+GateSource = Path | PresetName
+"""A gate file, or a preset alone."""
 
 
 def _parse_span(value: object) -> object:
@@ -218,6 +224,16 @@ class FiledCheck(MetricLimit):
         return self
 
 
+class LayoutCheck(MetricLimit):
+    """One exact limit on what the first step of a training differs by from that of another parallel layout."""
+
+    @model_validator(mode="after")
+    def _bounds_a_distance(self) -> Self:
+        if self.kind == "min" or self.limit < 0:
+            raise ValueError(f"{self.metric} is a distance from the baseline; give max, 0 or more")
+        return self
+
+
 class GateSettings(Settings):
     """How to decide."""
 
@@ -260,63 +276,57 @@ class GateSettings(Settings):
 
 
 class GateFile(Settings):
-    """Settings and the checks that are not off, those of the preset first; `filed` are those of `FILED_METRICS`."""
+    """Settings and the checks that are not off, those of the preset first; `filed` are those of `FILED_METRICS`,
+    `layout` those of `LAYOUT_METRICS`, which stand alone.
+    """
 
     settings: GateSettings
     checks: tuple[Check, ...]
     filed: tuple[FiledCheck, ...] = ()
+    layout: tuple[LayoutCheck, ...] = ()
 
     def without_regressions(self) -> Self:
         """Without the checks that compare with a baseline."""
         return self.model_copy(update={"checks": tuple(check for check in self.checks if check.max_regression is None)})
 
 
-_CLIP_NATS = 5.0
-
-_NEMO = "NeMo-RL, guide to adding models: token_mult_prob_error at most 1.05, gen_kl_error below 1e-3"
-_PRIME = "prime-rl, integration tests: mismatch_kl (k3) below 0.015 in each of 20 steps"
-_VERL = "verl, rollout_probs_diff_mean: below 0.005 normal, above 0.01 a problem"
-_VERL_ALERT = "verl, rollout correction: alerts at ESS below 0.3, abs(kl) above 0.1, chi2_token above 1"
-_TINKER = "tinker cookbook: sampling against training KL (k1) below 0.01"
-_TITAN = "torchtitan, batch-invariant mode: log-probs bitwise equal"
-
-PRESETS: dict[PresetName, tuple[Check, ...]] = {
-    "nemo-rl": (
-        Check(metric="token_mult_prob_error", clip=_CLIP_NATS, max=1.05, source=_NEMO),
-        Check(metric="kl_k3", clip=_CLIP_NATS, max=1e-3, source=_NEMO),
-    ),
-    "prime-rl": (Check(metric="kl_k3", clip=_CLIP_NATS, max=0.015, source=_PRIME),),
-    "verl": (
-        Check(metric="prob_abs_diff", max=0.01, source=_VERL),
-        Check(metric="prob_abs_diff", max=0.005, level="warn", source=_VERL),
-        Check(metric="ess_token", clip=_CLIP_NATS, min=0.3, level="warn", source=_VERL_ALERT),
-        Check(metric="kl_k1", max=0.1, level="warn", source=_VERL_ALERT),
-        Check(metric="kl_k1", min=-0.1, level="warn", source=_VERL_ALERT),
-        Check(metric="chi2_token", clip=_CLIP_NATS, max=1.0, level="warn", source=_VERL_ALERT),
-    ),
-    "tinker": (
-        Check(metric="kl_k1", max=0.01, source=_TINKER),
-        Check(metric="kl_k1", min=-0.01, source=f"{_TINKER}; a KL is not negative, so far below 0 k1 is no KL"),
-    ),
-    "bitwise": (Check(metric="bitwise_equal", equal=1.0, source=_TITAN),),
-}
+AnyCheck = Check | FiledCheck | LayoutCheck
+_Kind = TypeVar("_Kind", Check, FiledCheck, LayoutCheck)
 
 
-_Kind = TypeVar("_Kind", Check, FiledCheck)
+def as_preset(name: str) -> PresetName:
+    """
+    Raises:
+        UsageError: there is no preset of the name.
+    """
+    presets: dict[str, PresetName] = {preset: preset for preset in get_args(PresetName)}
+    if name not in presets:
+        raise UsageError(f"--preset {name!r} is unknown{did_you_mean(name, presets)}; there are {', '.join(presets)}")
+    return presets[name]
 
 
-def load_gate(path: Path, flag: str = "--config") -> GateFile:
-    """Read a gate file: `[gate]`, and a `[[gate.check]]` for each limit; `flag` is the flag that named the file.
+@cache
+def preset_checks(name: PresetName) -> tuple[AnyCheck, ...]:
+    """The checks of a preset, from `presets.toml`."""
+    content = files("mismatch_probe.gate").joinpath("presets.toml").read_text(encoding="utf-8")
+    return tuple(_parse_check(table, f"preset {name}") for table in tomllib.loads(content)[name])
+
+
+def load_gate(source: GateSource, flag: str = "--config") -> GateFile:
+    """Read a gate file: `[gate]`, and a `[[gate.check]]` for each limit; `flag` is the flag that named the file. A
+    preset is the file that names it alone.
 
     Raises:
         UsageError: the file cannot be read, a key or a metric is unknown, a limit cannot be decided, or none is given.
     """
-    if not is_there(path):
+    if not isinstance(source, Path):
+        return parse_gate({"gate": {"preset": source}}, f"--preset {source}")
+    if not is_there(source):
         raise UsageError(
-            f"{flag} {path} does not exist; `mismatch-probe init gate` writes one to edit. Two lines are enough, "
+            f"{flag} {source} does not exist; `mismatch-probe init gate` writes one to edit. Two lines are enough, "
             'here for the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
         )
-    return parse_gate(read_settings_file(path, flag=flag), str(path))
+    return parse_gate(read_settings_file(source, flag=flag), str(source))
 
 
 def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
@@ -336,25 +346,32 @@ def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     repetition = next((check for index, check in enumerate(own) if check in own[:index]), None)
     if repetition is not None:
         raise UsageError(f"{where}: the check {repetition} is given twice; remove one")
-    active = [check for check in (*(PRESETS[settings.preset] if settings.preset else ()), *own) if check.level != "off"]
-    checks, filed = tuple(_checks_of_kind(Check, active)), tuple(_checks_of_kind(FiledCheck, active))
-    if not checks and not filed:
+    of_preset = () if settings.preset is None else preset_checks(settings.preset)
+    active = [check for check in (*of_preset, *own) if check.level != "off"]
+    if not active:
         raise UsageError(f"{where} asks for nothing, so it would pass anything; add a [[gate.check]], or preset")
-    return GateFile(settings=settings, checks=checks, filed=filed)
+    layout = tuple(_checks_of_kind(LayoutCheck, active))
+    if layout and len(layout) < len(active):
+        raise UsageError(
+            f"{where}: {layout[0].metric} compares the metrics of two trainings, and other checks judge a run's "
+            "tokens; write a gate file for each"
+        )
+    checks, filed = tuple(_checks_of_kind(Check, active)), tuple(_checks_of_kind(FiledCheck, active))
+    return GateFile(settings=settings, checks=checks, filed=filed, layout=layout)
 
 
-def _checks_of_kind(kind: type[_Kind], checks: Sequence[Check | FiledCheck]) -> Iterator[_Kind]:
+def _checks_of_kind(kind: type[_Kind], checks: Sequence[AnyCheck]) -> Iterator[_Kind]:
     return (check for check in checks if isinstance(check, kind))
 
 
-def _parse_check(table: Mapping[str, Any], where: str) -> Check | FiledCheck:
+def _parse_check(table: Mapping[str, Any], where: str) -> AnyCheck:
     _require_known_metric(table, where)
-    return parse_settings(FiledCheck, table, where) if _is_filed(table) else parse_settings(Check, table, where)
-
-
-def _is_filed(table: Mapping[str, Any]) -> bool:
     metric = table.get("metric")
-    return isinstance(metric, str) and metric in FILED_METRICS
+    if isinstance(metric, str) and metric in LAYOUT_METRICS:
+        return parse_settings(LayoutCheck, table, where)
+    if isinstance(metric, str) and metric in FILED_METRICS:
+        return parse_settings(FiledCheck, table, where)
+    return parse_settings(Check, table, where)
 
 
 def _require_known_metric(table: Mapping[str, Any], where: str) -> None:
@@ -363,6 +380,7 @@ def _require_known_metric(table: Mapping[str, Any], where: str) -> None:
     if (
         not isinstance(metric, str)
         or metric in FILED_METRICS
+        or metric in LAYOUT_METRICS
         or not isinstance(aggregate, str)
         or aggregate not in AGGREGATES
     ):
@@ -372,5 +390,5 @@ def _require_known_metric(table: Mapping[str, Any], where: str) -> None:
     if metric in known_metrics():
         aggregates = [other for other in AGGREGATES if full_name(metric, other) in known_metrics()]
         raise UsageError(f"{where}: {metric} has no aggregate {aggregate!r}; it has {', '.join(aggregates)}")
-    hint = did_you_mean(metric, known_metrics() | FILED_METRICS.keys())
+    hint = did_you_mean(metric, known_metrics() | FILED_METRICS.keys() | LAYOUT_METRICS.keys())
     raise UsageError(f"{where}: metric {metric!r} is unknown{hint}")

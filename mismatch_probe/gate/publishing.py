@@ -1,7 +1,6 @@
 """The answer as CI systems read it: JUnit, Markdown, GitHub annotations."""
 
 import os
-import re
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +11,8 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.records.atomic import storage_errors, write_bytes
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.report.answers.gate import checks_table, limit_text, no_baseline
-from mismatch_probe.report.screen import Write, in_full
-from mismatch_probe.report.view import Badge, Cell, Table
+from mismatch_probe.report.markdown import escape, escaped_cell, markdown_table
+from mismatch_probe.report.view import Badge, Cell
 
 SUITE = "mismatch-probe gate"
 
@@ -52,24 +51,6 @@ def _junit_case(check: CheckResult, gate_passed: bool) -> TestCase:
 
 _MARKS = {"pass": "✅", "fail": "❌", "inconclusive": "❔", "error": "⛔"}
 _WARNED = "⚠️"
-
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$@&-]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
-
-
-def escape(text: str) -> str:
-    """The text with Markdown's special characters escaped, so that it makes no link, mention, markup or cell."""
-    return _SPECIAL.sub(r"\\\1", plain(text))
-
-
-def escaped_cell(cell: Cell) -> str:
-    return escape(in_full(cell))
-
-
-def markdown_table(table: Table, write: Write = escaped_cell) -> list[str]:
-    """The lines of a Markdown table; `write` turns a cell into text."""
-    rows = (table.columns, ["---"] * len(table.columns), *([write(cell) for cell in row] for row in table.rows))
-    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def render_markdown(result: GateResult) -> str:

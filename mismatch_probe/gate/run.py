@@ -12,9 +12,10 @@ from mismatch_probe.difference.versus import part_of, traced_metrics
 from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.claims import regression
-from mismatch_probe.gate.config import Check, GateFile, load_gate
+from mismatch_probe.gate.config import Check, GateFile, GateSource, load_gate
 from mismatch_probe.gate.decide import GateDecision, decide, filed_results, growth_results, has_growth_to_show
 from mismatch_probe.gate.measure import Measurer, sound_pair
+from mismatch_probe.gate.presets import equality_results, judge_layout, require_batch_invariance, source_name
 from mismatch_probe.gate.reading import (
     OpenRun,
     check_above_floor,
@@ -50,29 +51,34 @@ def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
 
 def run_gate(
     run_path: Path,
-    gate_path: Path,
+    source: GateSource,
     baseline_path: Path | None = None,
     earlier: GateResult | None = None,
     *,
     without_baseline: bool = False,
 ) -> GateResult:
-    """Hold a run against a gate file; `earlier` is the last answer about this run.
+    """Hold a run against a gate file or a preset; `earlier` is the last answer about this run.
 
     without_baseline: checks that compare with a baseline are left out, and the result names them.
     """
-    complete = open_gate(gate_path, baseline_path, without_baseline=without_baseline)
+    complete = open_gate(source, baseline_path, without_baseline=without_baseline)
+    if complete.layout:
+        return judge_layout(complete, source, run_path, baseline_path)
     gate = complete.without_regressions() if without_baseline else complete
-    run = open_run(run_path, "the run")
+    run = open_run(run_path, "the run", needs_pairs=bool(gate.checks))
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
-    if gate.settings.floor is not None:
-        check_above_floor(gate, read_floor(gate_path.parent / gate.settings.floor), run)
+    if gate.settings.floor is not None and isinstance(source, Path):
+        check_above_floor(gate, read_floor(source.parent / gate.settings.floor), run)
     document_results = filed_results(gate.filed, run_path, run.manifest)
     evidence = evidence_of(run, baseline)
+    if gate.settings.preset == "bitwise":
+        require_batch_invariance(run.manifest.model)
+        document_results += equality_results(evidence)
     if run.manifest.log is not None:
         document_results += growth_results(gate.settings, run.samples.values())
     decision = decide(gate, Measurer(evidence), document_results)
     is_open = decision.answer == "inconclusive"
-    what_next, next_command = _next_step(decision, gate, run, gate_path) if is_open else ("", None)
+    what_next, next_command = _next_step(decision, gate, run, source) if is_open else ("", None)
     gate_key = content_key(complete.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
@@ -81,7 +87,7 @@ def run_gate(
         sentence=_answer_sentence(decision, what_next),
         next_command=next_command,
         run=str(run_path),
-        gate_file=str(gate_path),
+        gate_file=source_name(source),
         gate_key=gate_key,
         model=run.manifest.model.name,
         model_fingerprint=run.manifest.model.fingerprint,
@@ -97,16 +103,18 @@ def run_gate(
 
 
 def open_gate(
-    gate_path: Path, baseline_path: Path | None, flag: str = "--config", *, without_baseline: bool = False
+    source: GateSource, baseline_path: Path | None, flag: str = "--config", *, without_baseline: bool = False
 ) -> GateFile:
-    """Read the gate file that `flag` named and require what it needs, before a run is read or made.
+    """Read the preset, or the gate file that `flag` named, and require what it needs, before a run is read or made.
 
     Raises:
         UsageError: the file cannot be used, or compares with a baseline that is not given; or every
             check of it compares with a baseline where it is used without one.
         RunDirectoryError: the baseline is no run.
     """
-    gate = load_gate(gate_path, flag)
+    gate = load_gate(source, flag)
+    if gate.layout:
+        return gate
     regression = next((check for check in gate.checks if check.kind == "max_regression"), None)
     if baseline_path is not None:
         if without_baseline:
@@ -119,13 +127,13 @@ def open_gate(
         )
     if without_baseline and not (gate.without_regressions().checks or gate.filed):
         raise UsageError(
-            f"every check of {gate_path} compares with a baseline, so without one nothing is left; add a check with "
-            "max or min, or make a baseline and give it with --baseline"
+            f"every check of {source_name(source)} compares with a baseline, so without one nothing is left; add a "
+            "check with max or min, or make a baseline and give it with --baseline"
         )
     return gate
 
 
-def refusal(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateResult:
+def refusal(error: MismatchProbeError, run_path: Path, source: GateSource) -> GateResult:
     """The result to write when nothing could be decided, so that the files keep no older answer."""
     return GateResult(
         tool_version=__version__,
@@ -133,14 +141,16 @@ def refusal(error: MismatchProbeError, run_path: Path, gate_path: Path) -> GateR
         exit_code=error.exit_code,
         sentence=str(error),
         run=str(run_path),
-        gate_file=str(gate_path),
+        gate_file=source_name(source),
     )
 
 
 def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
-    size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts or 0, 'prompt')}"
+    size = write_many(look.num_sequences, "sequence")
+    if look.num_prompts is not None:
+        size += f" of {write_many(look.num_prompts, 'prompt')}"
     number = f"look {look.number} of {len(look.declared)}" if look.number else "before the first look"
     at = f"with {size} ({number})"
     if not blocking:
@@ -165,11 +175,12 @@ def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "
     return f"{len(checks)} {f'limit {verb}' if len(checks) == 1 else f'limits {many}'}"
 
 
-def _next_step(decision: GateDecision, gate: GateFile, run: OpenRun, gate_path: Path) -> tuple[str, str | None]:
+def _next_step(decision: GateDecision, gate: GateFile, run: OpenRun, source: GateSource) -> tuple[str, str | None]:
     """What would settle an inconclusive answer, and the command for it, where there is one."""
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
-    command = None if run.manifest.log is not None else _extend_command(run.path, gate_path)
+    can_extend = run.manifest.log is None and isinstance(source, Path)
+    command = command_line("compare", "--resume", "--out", run.path, "--gate", source) if can_extend else None
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
         return _more_prompts_text(short, gate, run), command
@@ -206,10 +217,6 @@ def _more_prompts_text(short: Sequence[CheckResult], gate: GateFile, run: OpenRu
         f"a pass needs {gate.settings.min_prompts} prompts, and there are {fewest}: add prompts, not samples of the "
         f"same ones{how}, or lower min_prompts and be wrong more often"
     )
-
-
-def _extend_command(run_path: Path, gate_path: Path) -> str:
-    return command_line("compare", "--resume", "--out", run_path, "--gate", gate_path)
 
 
 def _note_of_edited_file(gate_key: str, earlier: GateResult | None) -> list[str]:

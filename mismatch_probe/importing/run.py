@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.subsamples import repeat_of_one_side
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
@@ -36,10 +37,15 @@ from mismatch_probe.records.lines import CurveReading
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.tables import ROLLOUTS, read_rows
 from mismatch_probe.stats.catalogue import METRICS, metric_words
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.verdict.curves import NamedCurve, read_curves
+from mismatch_probe.verdict.rounding import noise_sentence
 
 LOG_FOLDER: Final = "log"
+JOINED_FOLDER: Final = "joined"
+"""The turns behind a break as a trainer has them that joins the turns."""
 IDS: Final = TokenTexts(None)
 """Tokens as their ids."""
 _UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"
@@ -97,12 +103,17 @@ def _write_log_run(
     shutil.rmtree(unfinished_folder, ignore_errors=True)
     census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
     turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
+    joined_partitions = Partitions(unfinished_folder / JOINED_FOLDER)
     for response in log.responses:
-        row_partitions.add(census.add(response), response)
+        prompt_id = census.add(response)
+        row_partitions.add(prompt_id, response)
         checks.add(response)
-        turn_checks.add(response)
+        joined_turn = turn_checks.add(response)
+        if joined_turn is not None:
+            joined_partitions.add(prompt_id, joined_turn)
         on_response(response.token_ids.size)
     row_partitions.finish()
+    joined_partitions.finish()
     findings = [*log.findings(), *checks.findings(), *turn_checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
@@ -141,6 +152,8 @@ def _write_log_run(
     for leg, table in logged_legs(rows, rollouts["id"], of_sides):
         legs.write(leg, table)
     with storage_errors(run.path):
+        if (unfinished_folder / JOINED_FOLDER).exists():
+            (unfinished_folder / JOINED_FOLDER).rename(run.path / JOINED_FOLDER)
         unfinished_folder.rename(run.path / LOG_FOLDER)
     run.write_manifest(manifest)
     return manifest
@@ -169,6 +182,19 @@ def _require_usable_log(log: Log, census: Census, columns: Columns, findings: Se
             f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
             "where it is written"
         )
+
+
+def noise_of_sampler(run: RunDirectory, manifest: Manifest) -> str:
+    """The noise of the sampler of a log that has no trainer's log-probs, in words; empty where its responses share too
+    few tokens to measure it.
+    """
+    rollouts = read_rows(run.rollouts_path, ROLLOUTS)
+    leg = Legs(run, manifest.run_key).read(manifest.settings.mu(LOG_SIDE).leg("decode"), columns=["logprobs"])
+    repeat = repeat_of_one_side(rollouts, [np.asarray(row, dtype=np.float64) for row in leg["logprobs"].to_pylist()])
+    if repeat is None:
+        return ""
+    floor = Estimator(repeat.sequences, manifest.settings.confidence).root_mean_square(repeat.diff, "token")
+    return "" if floor is None else noise_sentence("the sampler", floor)
 
 
 def reading_of_metrics(source: Path, log: MetricLog) -> CurveReading:

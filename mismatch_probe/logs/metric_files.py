@@ -5,7 +5,7 @@ Only names that `logs.metric_names` has are kept.
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
@@ -41,6 +41,8 @@ class MetricLog:
 
     kind: str = ""
     """What the file is, in words."""
+    names: Container[str] = field(default_factory=metric_names)
+    """The names that are read."""
     files: list[Path] = field(default_factory=list)
     series: dict[str, dict[int, float]] = field(default_factory=dict)
     """The values of a name that is known, by step."""
@@ -54,9 +56,8 @@ class MetricLog:
         Raises:
             Unreadable: there are more values than a training run has.
         """
-        names = metric_names()
         for step, name, value in entries:
-            if name not in names:
+            if name not in self.names:
                 if len(self.unknown) < _MOST_UNKNOWN:
                     self.unknown.add(name[:_MOST_UNKNOWN])
                 continue
@@ -99,10 +100,13 @@ def metrics_of(path: Path, name: str | None) -> MetricLog | None:
     return None
 
 
-def read_metric_log(path: Path, *, must_be_metrics: bool = False) -> MetricLog | None:
+def read_metric_log(
+    path: Path, *, must_be_metrics: bool = False, names: Container[str] | None = None
+) -> MetricLog | None:
     """The metrics of a file, or of the files of one kind in a folder; None where no name of a metric is known.
 
-    must_be_metrics: JSON that cannot be read is an error too; otherwise it may be a log of something else.
+    must_be_metrics: JSON that cannot be read is an error too; otherwise it may be a log of something else. names: those
+    that are read, of the mismatch unless given.
 
     Raises:
         UsageError: nothing is there, a file cannot be read, or a folder has metrics of several kinds.
@@ -114,7 +118,7 @@ def read_metric_log(path: Path, *, must_be_metrics: bool = False) -> MetricLog |
         kind = _kind_of(file)
         if kind is None or (kind is _CONSOLE and paths != [path] and file.suffix not in _CONSOLE_ENDINGS):
             continue
-        log = MetricLog(kind.words) if kind.words not in logs else logs[kind.words]
+        log = logs.get(kind.words) or MetricLog(kind.words, metric_names() if names is None else names)
         num_before = log.num_values
         try:
             log.add(kind.entries(file, log))

@@ -39,6 +39,17 @@ def metric_names() -> dict[str, MetricName]:
     return names
 
 
+@cache
+def first_step_names() -> dict[str, tuple[str, ...]]:
+    """Of each quantity whose first step must not depend on the parallel layout: the names that trainers give it."""
+    names_with_trainer = metric_names().values()
+    names_of: dict[str, list[str]] = _names_table()["first_step"]
+    return {quantity: tuple(names) for quantity, names in names_of.items()} | {
+        quantity: tuple(name.name for name in names_with_trainer if name.metric == quantity)
+        for quantity in ("entropy", "kl_k3")
+    }
+
+
 def quantity_words() -> dict[str, str]:
     """What trainers log that is no metric of ours, in words."""
     words: dict[str, str] = _names_table()["quantities"]

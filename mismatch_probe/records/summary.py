@@ -10,7 +10,6 @@ from mismatch_probe.config.sides import SideName
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.plugins import Plugin
-from mismatch_probe.stats.length_law import LengthLaw
 from mismatch_probe.stats.results import (
     Blame,
     ConfidenceBin,
@@ -19,6 +18,7 @@ from mismatch_probe.stats.results import (
     Estimate,
     FewTokens,
     FullVocabularyCheck,
+    LengthLaw,
     ProbabilityScatter,
     RoutingCheck,
     StepGrowth,
@@ -208,7 +208,7 @@ class SettingsContrast(Record):
     format: str | None = None
     """The coarsest that the settings name, FP8 for instance."""
     is_rounding: bool | None = None
-    """Whether the ratios are no larger than rounding makes them; None where it cannot be told."""
+    """Whether the ratios are no larger than rounding makes them; None where that is not known."""
 
 
 class StepSummary(Record):

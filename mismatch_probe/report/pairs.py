@@ -14,6 +14,7 @@ from mismatch_probe.notation import (
     write_count,
     write_estimate,
     write_many,
+    write_number,
     write_share,
     write_token_count,
     write_tokens,
@@ -27,7 +28,7 @@ from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.weights import TEXT
-from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, where_the_error_is
+from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, noise_sentences, where_the_error_is
 from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
 
 _OPEN: Final = "‡"
@@ -313,8 +314,10 @@ def terms(summary: Summary, documents: Sequence[Document]) -> list[tuple[str, st
     """
     pair = foremost(summary.pairs)
     usable_terms = [*_budget_terms(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
+    noise = "; ".join(noise_sentences(pair.blame))
     return [
         *usable_terms,
+        *([("Own noise", noise)] if noise and pair.verdict.kind != "broken" else []),
         *(("FP16", document.verdict.sentence) for document in documents if isinstance(document, Headroom)),
     ]
 
@@ -331,5 +334,18 @@ def _budget_terms(pair: PairSummary) -> Iterator[tuple[str, str]]:
 
 
 def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:
-    if pair.blame is not None and pair.blame.share_pi is not None:
-        yield "Who errs", f"the error against the reference is {where_the_error_is(pair.blame.share_pi)}"
+    blame = pair.blame
+    if blame is None or blame.share_pi is None:
+        return
+    yield "Who errs", f"the error against the reference is {where_the_error_is(blame.share_pi)}"
+    if blame.rms_if_independent is None or blame.rms_error_pi is None or blame.rms_error_mu is None:
+        return
+    if min(blame.rms_error_pi.value, blame.rms_error_mu.value) > 0:
+        errors = f"{write_number(blame.rms_error_pi.value)}² + {write_number(blame.rms_error_mu.value)}²"
+        correlation = blame.error_correlation
+        between = "" if correlation is None else f"; the two errors correlate by {write_estimate(correlation)}"
+        yield (
+            "Independence",
+            f"if independent, the errors give √({errors}) = {write_number(blame.rms_if_independent)} nats, measured is "
+            f"rms d {write_estimate(blame.rms_difference)}{between}",
+        )

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
-from mismatch_probe.stats.length_law import ConfidenceCurve
-from mismatch_probe.stats.results import LEVEL, ConfidenceBin, CurveBin
+from mismatch_probe.stats.results import LEVEL, ConfidenceBin, ConfidenceCurve, CurveBin
 from mismatch_probe.stats.sequences import (
     Array,
     Floats,

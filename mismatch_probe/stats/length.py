@@ -12,10 +12,9 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid, confidence_curves, curve, group_by_label, log_ends, quantiles_of_bin
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import ROUNDING, Scale
-from mismatch_probe.stats.length_law import AtLength, LengthLaw
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.mixture import squared_excess
-from mismatch_probe.stats.results import LEVEL, CurveBin, Estimate
+from mismatch_probe.stats.results import LEVEL, AtLength, CurveBin, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
 from mismatch_probe.stats.tails import RARE_UP_TO, error_tail

@@ -16,8 +16,7 @@ from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.records.summary import Cause, Counts, SettingFinding, Verdict
 from mismatch_probe.records.tables import ids_key
 from mismatch_probe.stats.copies import CERTAIN_NATS, CopyTotals
-from mismatch_probe.stats.length_law import LengthLaw
-from mismatch_probe.stats.results import Blame, Estimate, FewTokens, StepGrowth
+from mismatch_probe.stats.results import Blame, Estimate, FewTokens, LengthLaw, StepGrowth
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.departures import Departures
 from mismatch_probe.verdict.signatures.profile import Disagreement

@@ -11,7 +11,14 @@ from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equa
 from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, other_checkpoint
 from mismatch_probe.verdict.growth import with_growth
 from mismatch_probe.verdict.headline import with_next_commands
-from mismatch_probe.verdict.rounding import beyond_rounding, clean, precision, with_few_tokens, with_known_differences
+from mismatch_probe.verdict.rounding import (
+    beyond_rounding,
+    clean,
+    precision,
+    with_few_tokens,
+    with_known_differences,
+    with_noise,
+)
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import CLEAN_FIRST, context_profile
 from mismatch_probe.verdict.signatures.profile import Disagreement
@@ -27,7 +34,7 @@ COSTS: Final = 1.1
 
 def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed after it."""
-    verdict = with_unshown_repetitions(case.disagreement, with_few_tokens(case, _judge(case)))
+    verdict = with_unshown_repetitions(case.disagreement, with_noise(case, with_few_tokens(case, _judge(case))))
     full = with_known_differences(case, with_equal_legs(case, verdict))
     return with_next_commands(case, with_growth(case.growth, full))
 

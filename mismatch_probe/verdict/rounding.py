@@ -20,18 +20,15 @@ from mismatch_probe.notation import (
     write_tokens,
 )
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
-from mismatch_probe.stats.results import Estimate, FewTokens
+from mismatch_probe.stats.results import Blame, Estimate, FewTokens
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.departures import FP32_AGREES_NATS, SPIKE_NATS
 from mismatch_probe.verdict.preflight.rules import PROMPT_START
 from mismatch_probe.verdict.preflight.weights import TEXT
-from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound
+from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, usual_nats
 from mismatch_probe.verdict.signatures.recording import is_on_grid
 from mismatch_probe.verdict.signatures.weights import routing
-
-USUAL_NATS: Final = 0.064
-"""Mean abs(d) in BF16, the largest measured; of other formats by their unit roundoff."""
 
 MOST_NATS: Final = 0.5
 """Mean abs(d) that BF16 can make at most: eight times the largest measured."""
@@ -85,12 +82,46 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
 def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
     """The deviation, and what rounding in the pair's formats was measured to make."""
     mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
-    usual = USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
+    usual = usual_nats(*dtypes)
     return (
         f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in "
         f"{_names_of_formats(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more "
         f"than {write_number(most_by_rounding(dtypes))}"
     )
+
+
+NOISE: Final = {"mu_siblings": "the sampler", "pi_siblings": "the trainer"}
+"""Floors that responses to one prompt give of a side, which need no checkpoint and no second request."""
+
+
+def noise_sentences(blame: Blame | None) -> list[str]:
+    """How far each side is from itself on the tokens that responses to one prompt share, and what that makes of d."""
+    if blame is None:
+        return []
+    floors = {name: blame.floors[name] for name in NOISE if name in blame.floors}
+    sentences = [noise_sentence(NOISE[name], floor) for name, floor in floors.items()]
+    of_noise, of_d = sum(floor.value**2 for floor in floors.values()) / 2, blame.rms_difference.value**2
+    if of_noise and of_d:
+        share = "all" if of_noise >= of_d else write_percent(of_noise / of_d)
+        sentences.append(f"noise of that size makes {share} of the square of d")
+    return sentences
+
+
+def noise_sentence(who: str, floor: Estimate) -> str:
+    """One side's noise in words; `floor` is the rms difference of two log-probs of one token."""
+    tokens = write_many(floor.num_tokens, "token")
+    if floor.value == 0:
+        return f"{who} repeats itself bit for bit on {tokens} that responses to one prompt share"
+    return (
+        f"{who}'s own noise is rms {write_estimate(floor)} nats: so far the log-probs of one token lie apart in "
+        f"responses that are equal up to it ({tokens})"
+    )
+
+
+def with_noise(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict, with the sides' own noise in its evidence where responses share tokens."""
+    sentences = noise_sentences(case.blame)
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, *sentences]}) if sentences else verdict
 
 
 def with_few_tokens(case: Case, verdict: Verdict) -> Verdict:

@@ -51,7 +51,7 @@ def test_a_config_with_a_value_of_another_type(tmp_path: Path) -> None:
     assert "expected int, got str" in answer.stderr
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "auto", "float12"])
+@pytest.mark.parametrize("dtype", ["int8", "auto", "float12"])
 def test_an_unknown_dtype(tmp_path: Path, dtype: str) -> None:
     answer = probe("compare", "--model", "demo", "--dtype", dtype, "--out", tmp_path / "run")
     assert_refused(answer, f"dtype '{dtype}' cannot be used")
@@ -125,8 +125,8 @@ def test_resume_without_a_directory() -> None:
         (["--no-such-flag", "1"], "'--no-such-flag' is not an option"),
         (["--dtype", "bf16", "--train-dtype", "fp16"], "--dtype sets both sides"),
         (["--train-dtype", "fp16"], "go together"),
-        (["--infer-dtype", "fp8"], "dtype 'fp8' cannot be used"),
-        (["--train-dtype", "fp8", "--dtype", "bf16"], "dtype 'fp8' cannot be used"),
+        (["--infer-dtype", "int8"], "dtype 'int8' cannot be used"),
+        (["--train-dtype", "int8", "--dtype", "bf16"], "dtype 'int8' cannot be used"),
         (["--temperature", "0"], "sampling.temperature"),
         (["--num-prompts", "0"], "prompts.num_prompts"),
         (["--prompts", "sums:nowhere"], "nowhere"),

@@ -42,7 +42,7 @@ def test_a_flag_wins_over_the_file_and_leaves_its_neighbours() -> None:
         ({"model": {"path": "a"}, "pairs": ["bf16", "fp16"]}, "write a pair as"),
         ({"model": {"path": "a"}, "pairs": [["bf16"]]}, "write a pair as"),
         ({"model": {"path": "a"}, "pairs": [("bf16", "bf16"), ("bfloat16", "bf16")]}, "asked for twice"),
-        ({"model": {"path": "a"}, "pairs": [("fp8", "bf16")]}, "'fp8' cannot be used"),
+        ({"model": {"path": "a"}, "pairs": [("int8", "bf16")]}, "'int8' cannot be used"),
         ({"model": {"path": "a"}, "pairs": [("auto", "bf16")]}, "hides which format runs"),
     ],
 )

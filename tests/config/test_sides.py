@@ -66,7 +66,7 @@ def test_a_written_side_reads_as_it_was(side: dict[str, Any]) -> None:
         (":dtype=bf16", "begins without a name"),
         ("fp8kv", "says no dtype, and its name is none; write fp8kv:dtype=bf16$"),
         ("x:kv_cache_dtype=fp8", "says no dtype, and its name is none; write x:dtype=bf16,kv_cache_dtype=fp8$"),
-        ("x:dtype=fp8", "nothing computes in it alone; quantization and kv_cache_dtype of an engine"),
+        ("x:dtype=int8", "nothing computes in it alone; quantization and kv_cache_dtype of an engine"),
         ("x:dtype=bf16 kv_cache_dtype=fp8", "put a comma before the next setting"),
         ("x:dtype=bf16,sizes=1,2", "a value with commas as JSON"),
         ("x:dtype=bf16,prefix_caching=yes", "setting 'prefix_caching' is not usable: give true or false, not 'yes'"),

@@ -10,7 +10,7 @@ from mismatch_probe.difference.versus import (
     without_trace,
 )
 from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import LEVEL, Estimate
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
 
@@ -73,9 +73,9 @@ def test_the_same_tokens_leave_no_sampling_noise_in_the_ratio() -> None:
 
 
 def test_independent_samples_have_the_variance_of_both() -> None:
-    old = traced_metrics(pair(0))[0]["abs_logprob_diff"]
-    new = traced_metrics(pair(1, first_cluster=1000))[0]["abs_logprob_diff"]
-    low, high = bounds(second_minus_first(old, new, LEVEL))
+    old = traced_metrics(pair(0), 0.95)[0]["abs_logprob_diff"]
+    new = traced_metrics(pair(1, first_cluster=1000), 0.95)[0]["abs_logprob_diff"]
+    low, high = bounds(second_minus_first(old, new, 0.95))
     halves = [(bounds(metrics)[1] - bounds(metrics)[0]) / 2 for metrics in (old, new)]
     assert (high - low) / 2 == pytest.approx(np.hypot(*halves), rel=0.1)
 

@@ -6,6 +6,7 @@ says that it needs a GPU. Another line fails.
 """
 
 import importlib.util
+import json
 import re
 import shutil
 import tomllib
@@ -115,6 +116,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for run in ("mine", "before", "after"):
         simulated_run(tmp_path / "runs" / run, simulation, with_summary=True)
     shutil.copy(ROOT / "tests" / "logs" / "metric_data" / "prime_rl.jsonl", tmp_path / "metrics.jsonl")
+    first_step = {"loss/mean": 0.1, "optim/grad_norm": 0.2, "entropy/all/mean": 0.5, "mismatch_kl/all/mean": 1e-3}
+    for layout in ("tp1", "tp2"):
+        (tmp_path / f"metrics-{layout}.jsonl").write_text(json.dumps({"step": 1, **first_step}), encoding="utf-8")
     (tmp_path / "logs").mkdir()
     for step in range(1, 6):
         write(tmp_path / "logs" / f"step_{step}.jsonl", rows(step=step))

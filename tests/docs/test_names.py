@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from mismatch_probe.errors import ExitCode
 from tests.docs.pages import ROOT, Page, pages
 
 _NAME = re.compile(r"\b\w*[A-Za-z]\w*_\w+")
@@ -77,3 +78,8 @@ def test_a_name_that_the_code_has_not_is_seen() -> None:
 def test_no_name_is_listed_in_vain() -> None:
     named = {name for page in pages() for code in page.code_in_prose for name in _NAME.findall(code)}
     assert set().union(*OF_OTHERS.values()) - named == set()
+
+
+def test_every_exit_code_has_its_row() -> None:
+    page = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == sorted(ExitCode)

@@ -10,7 +10,7 @@ from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.config import PRESETS, GateSettings, load_gate
+from mismatch_probe.gate.config import GateSettings, as_preset, load_gate, preset_checks
 from mismatch_probe.records.gate_result import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
@@ -89,7 +89,8 @@ def test_checks_that_wait_for_different_things_have_a_sentence_each(tmp_path: Pa
 def test_a_preset_says_which_rows_block(tmp_path: Path, command_line: CommandLine, preset: str, is_mixed: bool) -> None:
     run = simulated_run(tmp_path / "run", Simulation())
     ended = command_line("gate", run.path, "--config", gate_file(tmp_path, f'[gate]\npreset = "{preset}"\n'))
-    header, *rows = ended.stdout.splitlines()[: 1 + len(PRESETS[preset])]  # type: ignore[index]
+    header, *rows = ended.stdout.splitlines()[: 1 + len(preset_checks(as_preset(preset)))]
     assert ("blocks" in header) == is_mixed
     if is_mixed:
-        assert [" yes " in row for row in rows] == [limit.level == "error" for limit in PRESETS[preset]]  # type: ignore[index]
+        blocking = [limit.level == "error" for limit in preset_checks(as_preset(preset))]
+        assert [" yes " in row for row in rows] == blocking

@@ -10,11 +10,11 @@ import pytest
 from mismatch_probe.cli import gate_answers
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.gate.publishing import escape
 from mismatch_probe.records.gate_result import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.report.answers.gate import passing_text
+from mismatch_probe.report.markdown import escape
 from mismatch_probe.report.rendering import PlotlyJs, plotly_js_of
 from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.report import samples
@@ -187,7 +187,7 @@ def test_markdown_cannot_be_written_to_by_a_hostile_name(
     config = gate_file(tmp_path, "[gate]" + KEPT)
     command_line("gate", hostile.path, "--config", config, "--markdown", tmp_path / "out.md")
     text = (tmp_path / "out.md").read_text()
-    assert "\\<img src=x\\>\\|\\[a\\]\\(b\\)" in text
+    assert "\\<img src=x\\>\\|\\[a\\](b)" in text
     assert "\n# " not in text
 
 

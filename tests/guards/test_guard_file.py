@@ -135,6 +135,12 @@ def test_the_example_is_accepted_and_shows_every_rule_and_action() -> None:
     assert {action.kind for guard in own for firing in guard.actions for action in firing} == set(ActionKind)
 
 
+def test_the_manual_has_a_row_for_every_rule_and_no_other() -> None:
+    manual = (ROOT / "docs" / "guards.md").read_text(encoding="utf-8")
+    table = manual.split("| rule | broken where | parameters |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(RULES.built_in)
+
+
 def test_the_manual_lists_every_default_guard_as_it_is() -> None:
     manual = (ROOT / "docs" / "guards.md").read_text(encoding="utf-8")
     missing = [guard.name for guard in DEFAULT_GUARDS if row(guard) not in manual]

@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.logs import FORMATS, recognise
+from mismatch_probe.logs import FORMATS, Holds, recognise
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 
 DATA = Path(__file__).parents[1] / "logs" / "data"
-BOTH_SIDES = ("plain", "nemo_rl", "prime_rl", "slime", "skyrl")
-ONE_SIDE = (
-    "prime_rl_traces", "miles", "open_instruct", "tinker", "verl", "vllm_responses", "sglang_responses", "nemo_gym",
-    "harbor",
-)  # fmt: skip
+
+
+def samples_of(holds: Holds) -> list[str]:
+    return sorted(folder.name for folder in DATA.iterdir() if folder.is_dir() and recognise(folder).holds is holds)
+
+
+BOTH_SIDES, ONE_SIDE, TEXTS = map(samples_of, (Holds.BOTH_SIDES, Holds.SAMPLER, Holds.PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def test_a_log_of_the_samplers_side_waits_to_be_scored(tmp_path: Path, name: str
     assert "score" in answer.stdout
 
 
-@pytest.mark.parametrize("name", ["trl", "verl_text"])
+@pytest.mark.parametrize("name", TEXTS)
 def test_a_log_of_texts_gives_its_prompts_and_the_reason(tmp_path: Path, name: str) -> None:
     answer = probe("import", DATA / name, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
     assert "decoded without special tokens" in answer.stdout

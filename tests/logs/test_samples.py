@@ -89,6 +89,16 @@ def assert_written(response: LoggedResponse, written: LoggedResponse, column: st
     assert np.array_equal(getattr(response, column)[sampled], np.float32(getattr(written, column)[sampled])), column
 
 
+def test_every_format_with_log_probs_has_a_sample():
+    of_another = {"slime_rollout"}  # a folder of slime's sample
+    readable = {
+        name
+        for name, known in FORMATS.built_in.items()
+        if known.holds in (Holds.BOTH_SIDES, Holds.SAMPLER) and not known.why_not
+    }
+    assert readable == {sample.name for sample in SAMPLES} | of_another
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_each_file_is_of_one_format(sample):
     known = recognise(DATA / sample.name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -155,6 +156,20 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
     assert re.search(
         r"Who errs +the error against the reference is .*; the training path makes \d+ % of its square", before
+    )
+    blame = summary.pairs[0].blame
+    assert blame is not None
+    assert blame.rms_error_pi is not None
+    assert blame.rms_error_mu is not None
+    independence = re.search(
+        r"Independence +if independent, the errors give √\((\S+)² \+ (\S+)²\) = (\S+) nats", before
+    )
+    assert independence is not None
+    first, second, both = map(float, independence.groups())
+    assert both == pytest.approx(np.hypot(first, second), rel=0.01)
+    assert (first, second) == pytest.approx((blame.rms_error_pi.value, blame.rms_error_mu.value), rel=0.01)
+    assert f"measured is rms d {write_estimate(blame.rms_difference)}; the two errors correlate" in " ".join(
+        before.split()
     )
     assert "FP16  " not in before.partition("Who errs")[2]
     (tmp_path / "headroom.json").write_text(headroom().model_dump_json())

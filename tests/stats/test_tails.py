@@ -10,7 +10,15 @@ from mismatch_probe.difference.versus import part_of
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.metrics import k3_terms, pair_metrics
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
-from mismatch_probe.stats.tails import ErrorTail, error_tail, most_pareto_k, pareto_k, prompt_tail, scale_tail
+from mismatch_probe.stats.tails import (
+    ALL_MAY_LACK,
+    ErrorTail,
+    error_tail,
+    most_pareto_k,
+    pareto_k,
+    prompt_tail,
+    scale_tail,
+)
 
 K_HAT_OF_PSIS = 0.8796286463617515
 """By `psislw` of arviz-stats 0.8.0, of the weights in the test."""
@@ -76,7 +84,7 @@ def test_where_no_token_differs_there_is_no_tail() -> None:
 def test_log_normal_prompts_beyond_a_value_add_what_the_integral_says() -> None:
     found = prompt_tail(np.exp(0.8 * np.random.default_rng(6).normal(size=20_000)))
     assert found.sd_log == pytest.approx(0.8, rel=0.05)
-    level = stats.norm.isf(3 / 20_000)
+    level = stats.norm.isf(ALL_MAY_LACK / 20_000)
     x = np.linspace(level, 12, 100_000)
     beyond = np.trapezoid((np.exp(0.8 * x) - math.exp(0.8 * level)) * stats.norm.pdf(x), x)
     assert beyond < found.rest() < 1.5 * beyond
@@ -89,7 +97,7 @@ def test_prompts_that_err_more_than_the_samples_add_what_an_exponential_of_their
     prompt = np.repeat(np.arange(num_prompts), 200)
     scales = scale * np.exp(sd * random.normal(size=num_prompts))
     found = scale_tail(scales[prompt] * np.abs(random.normal(size=prompt.size)), prompt, num_prompts)
-    level = stats.norm.isf(3 / num_prompts)
+    level = stats.norm.isf(ALL_MAY_LACK / num_prompts)
     x = np.linspace(level, 9, 2000)
     noise = np.abs(stats.norm.ppf((np.arange(4000) + 0.5) / 4000))
     means = np.expm1(np.minimum(scale * np.exp(sd * x)[:, None] * noise, 5.0)).mean(axis=1)
@@ -121,9 +129,9 @@ def test_where_a_prompt_in_a_thousand_decides_the_bound_holds_the_truth(name: st
     assert below <= 2
 
 
-def test_prompts_that_are_alike_add_nothing_and_single_ones_three_times_themselves() -> None:
+def test_prompts_that_are_alike_add_nothing_and_single_ones_as_often_as_all_may_lack_them() -> None:
     assert prompt_tail(np.full(64, 0.3)).rest() == pytest.approx(0, abs=1e-12)
-    assert prompt_tail(np.r_[np.zeros(62), 0.1, 0.2]).rest() == pytest.approx(0.2 * 3 / 64)
+    assert prompt_tail(np.r_[np.zeros(62), 0.1, 0.2]).rest() == pytest.approx(0.2 * ALL_MAY_LACK / 64)
 
 
 def test_the_tail_of_student_t_errors_is_open_and_that_of_normal_ones_is_not() -> None:
@@ -145,7 +153,7 @@ def test_a_share_holds_the_prompts_it_may_lack_on_the_side_of_the_rarer_kind(is_
     assert share.high is not None
     assert share.tail_bound is not None
     beyond = share.tail_bound - share.high if is_rare else share.low - share.tail_bound
-    assert 0 < beyond <= 3 / 64
+    assert 0 < beyond <= ALL_MAY_LACK / 64
 
 
 def test_a_mean_of_exponentials_is_never_bounded_below_its_least() -> None:

@@ -124,7 +124,7 @@ def gate_section(result: GateResult) -> Section:
         blocks.append(checks_table(result.checks))
     if result.notes:
         blocks.append(Note("What the gate could not check, or left out:", result.notes))
-    return Section("gate", "What the gate said", f"Judged by {result.gate_file}{_rests_on(result)}.", blocks)
+    return Section("gate", "The answer of the gate", f"Judged by {result.gate_file}{_rests_on(result)}.", blocks)
 
 
 def gate_badge(result: GateResult) -> Badge:
@@ -156,7 +156,7 @@ def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
     if check.metric == GROWTH:
         return _growth_text(check)
-    if check.baseline_value is None:
+    if check.baseline_value is None or check.comparison is None:
         return write_number(check.value)
     return f"{write_number(check.run_value)} ({write_change(check.value)}, {check.comparison})"
 

@@ -23,8 +23,7 @@ from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, StyleOf
 from mismatch_probe.report.sections.length import FEWEST_RESPONSES, confidence_style, draw_by_confidence
 from mismatch_probe.report.sections.responses import most_tokens, worst_anchor
 from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
-from mismatch_probe.stats.length_law import ConfidenceCurve
-from mismatch_probe.stats.results import ConfidenceBin, ProbabilityScatter
+from mismatch_probe.stats.results import ConfidenceBin, ConfidenceCurve, ProbabilityScatter
 
 _MEASURES = {
     "reference_probability": "reference probability",

@@ -37,8 +37,16 @@ _COMPONENT_MEANINGS = {
     "mu_other_batch": "inference engine: the same responses alone and in their batches, by prefill",
     "mu_decoded_alone": "inference engine: the first tokens of the same responses decoded alone and among many",
     "mu_cached": "inference engine: the same responses without the prefix cache and behind it",
+    "mu_siblings": "sampler: one token in responses to a prompt that are equal up to it",
+    "pi_siblings": "trainer: one token in responses to a prompt that are equal up to it",
     "pi_other_attention": "training path: the same responses alone, with another implementation of attention",
 }
+
+
+def part_meaning(name: str) -> str:
+    """A part of an error, or a floor, in words."""
+    return _COMPONENT_MEANINGS.get(name, name.replace("_", " "))
+
 
 Blamed = list[tuple[PairSummary, Blame]]
 _TAIL_SHARE = 1e-3

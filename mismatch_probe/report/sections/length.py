@@ -46,8 +46,7 @@ from mismatch_probe.report.view import (
     absences,
     with_values,
 )
-from mismatch_probe.stats.length_law import AtLength, ConfidenceCurve, LengthLaw
-from mismatch_probe.stats.results import CurveBin
+from mismatch_probe.stats.results import AtLength, ConfidenceCurve, CurveBin, LengthLaw
 
 _UP_TO = "up to token"
 

@@ -18,6 +18,15 @@ LEAST_SENSITIVITY = 0.03
 UNCERTAIN = 0.1
 
 
+USUAL_NATS: Final = 0.064
+"""Mean abs(d) in BF16, the largest measured; of other formats by their unit roundoff."""
+
+
+def usual_nats(*dtypes: Dtype) -> float:
+    """The largest mean abs(d) (nats) that was measured in these formats."""
+    return USUAL_NATS * max(dtype.round_off for dtype in dtypes) / Dtype.BF16.round_off
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """One pair, what was asked of it, and `floor`: the rms of d (nats) that rounding gives by what the run measured.

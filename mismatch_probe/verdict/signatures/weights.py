@@ -15,19 +15,27 @@ In FP32 the same router on the same hidden states turns at most a near tie in a 
 first layer that differs says how far the two sides agree.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mismatch_probe.causes.comparison import Code
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.results import LayerRouting, RoutingCheck
-from mismatch_probe.stats.sequences import Floats, Reals, Sequences, difference
+from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
 from mismatch_probe.stats.subsamples import MOVED
 from mismatch_probe.verdict.signatures.context import context_profile
-from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, lower_bound, root_mean_square
+from mismatch_probe.verdict.signatures.profile import (
+    SIGNATURES,
+    Disagreement,
+    lower_bound,
+    root_mean_square,
+    usual_nats,
+)
 
 BEYOND_ROUNDING = 8.0
 """Times the floor; two passes of one implementation differ by about the floor itself."""
@@ -38,10 +46,15 @@ REPEATS = {
     "mu_other_batch": "log-probs depend on what shares the batch",
     "mu_decoded_alone": "log-probs of decoding depend on what shares the batch",
     "mu_cached": "log-probs change behind the prefix cache",
+    "mu_siblings": "one token behind equal tokens has other log-probs in each response to a prompt",
+    "pi_siblings": "one token behind equal tokens has other log-probs in each response to a prompt",
 }
 """Repeated legs that must give the same; another implementation of attention, also recorded, need not."""
 
-OTHER_BATCHES = ("pi_other_batch", "mu_other_batch", "mu_decoded_alone")
+SIBLINGS = ("mu_siblings", "pi_siblings")
+"""What responses to one prompt share before they part: a log shows it without a checkpoint."""
+
+OTHER_BATCHES = ("pi_other_batch", "mu_other_batch", "mu_decoded_alone", *SIBLINGS)
 """Another batch is another kernel, or another order of sums: in 16 bit only the reference shows how far these may
 round differently."""
 
@@ -126,6 +139,18 @@ def with_unshown_repetitions(disagreement: Disagreement | None, verdict: Verdict
         "floors.num_sequences at 16 or more."
     )
     return verdict.model_copy(update={"evidence": [*verdict.evidence, evidence], "advice": [*verdict.advice, advice]})
+
+
+def floor_with_noise(pair: TokenPair, dtypes: Sequence[Dtype], rounding_floor: float) -> float:
+    """The rms of d (nats) that rounding or the sides' own noise gives, whichever is larger. Noise is measured on the
+    tokens that responses to one prompt share. Far beyond rounding it is no floor: the side contradicts itself, or its
+    contexts differ in what the log does not hold.
+    """
+    repeats = [pair.repeats[name] for name in SIBLINGS if name in pair.repeats]
+    noise = math.sqrt(sum(root_mean_square(repeat.diff) ** 2 for repeat in repeats) / 2)
+    is_measured = pair.log_ref is not None or pair.log_mu_prefill is not None
+    most = BEYOND_ROUNDING * (rounding_floor if is_measured else usual_nats(*dtypes))
+    return max(rounding_floor, noise) if noise <= most else rounding_floor
 
 
 def _own_floor(disagreement: Disagreement, first: Reals, second: Reals) -> float:
