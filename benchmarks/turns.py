@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 CHATS = Path("examples/prompts/chats.jsonl")
 FOLLOW_UPS = ("Say that in other words.", "And why is that so?")
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 Render = Callable[[Any, list[int], list[int], int], list[int]]
 """The history that the next prompt begins with, from tokenizer, prompt, completion and the number of the turn."""
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("scratch", type=Path)
-    parser.add_argument("--num-prompts", type=int, default=24)
+    parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--publish", type=Path)
     flags = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(flags.checkpoint)
@@ -167,7 +167,7 @@ def main() -> None:
 
 REPORT = """# What a broken prefix costs
 
-SmolLM2-135M-Instruct in {num_prompts} conversations of three turns, at most 48 tokens each, under four templates. The
+SmolLM2-135M-Instruct in {num_prompts} conversations of three turns, at most 32 tokens each, under four templates. The
 model samples each turn from what the template rendered of the turns before; both sides are FP32, so that the mismatch
 is the cost of another context. *Own*: each turn behind the prompt that it was sampled from. *Joined*: the turns behind
 a break, behind all that was sampled and observed before, as a trainer has them that joins the turns (`RUN/joined`).
