@@ -269,9 +269,7 @@ class Period:
 
 
 def period_of(disagreement: Disagreement) -> Period | None:
-    """The block and phase that stand out; None where none does, in two blocks of the context and
-    the responses to three prompts.
-    """
+    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
     sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
     if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
         return None
