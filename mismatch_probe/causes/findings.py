@@ -61,7 +61,7 @@ class LogCode(Catalogued):
     )
     ZEROS_UNTOLD = OfLog(
         "{name} are exactly 0 at {zeros} of {total} sampled tokens, and none is nearly 0: the sampler was sure of "
-        "these tokens, or they were not recorded. {why}; `score` and `explain` compute a side that tells it",
+        "these tokens, or they were not recorded. {why}; `score` and `explain` compute a side that shows it",
         name="zeros_untold",
         level=Level.WARNING,
     )
@@ -109,6 +109,17 @@ class LogCode(Catalogued):
         "{number} responses start or end with one id over and over that has no log-prob, the first at {at}: padding is "
         "marked as sampled; fix the mask",
         name="padding_as_tokens",
+        level=Level.WARNING,
+    )
+    CONSTANT_HEAD = OfLog(
+        "{alike} of {runs} {what} begin with the same {number} under the mask ({ids}), {why}: a response prefix, or "
+        "the end of a template's header, is trained as if it had been sampled; take it out of the mask",
+        name="constant_head",
+        level=Level.WARNING,
+    )
+    MASK_EDGE = OfLog(
+        "the mask {how}: the token {where} has {what} in {number} of {total} places, and {others}",
+        name="mask_edge",
         level=Level.WARNING,
     )
     DUPLICATES = OfLog(

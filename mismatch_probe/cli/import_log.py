@@ -67,7 +67,7 @@ def import_log(
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.importing.log_settings import LogSettings
-    from mismatch_probe.importing.run import import_log, noise_of_sampler
+    from mismatch_probe.importing.run import JOINED_FOLDER, import_log, noise_of_sampler
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.logs.metric_files import metrics_of
@@ -121,6 +121,15 @@ def import_log(
     )
     for note in origin.notes:
         print_line(console, f"{note.level}: {note.sentence}")
+    if origin.turns is not None and origin.turns.num_joined:
+        turns = write_many(origin.turns.num_joined, "turn")
+        print_line(
+            console,
+            f"{run.path / JOINED_FOLDER}: {turns} behind a break, as a trainer has them that joins the turns. What "
+            "that costs:",
+        )
+        measure = ("--out", "JOINED", "--model", "CHECKPOINT", "--scored", "SCORED")
+        print_command(console, command_line("import", run.path / JOINED_FOLDER, *measure))
     for name, what in origin.assumed.items():
         print_line(console, f"assumed: {name.replace('_', ' ')} {what}")
     if "model" in flag_values:

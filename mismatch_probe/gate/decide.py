@@ -97,23 +97,26 @@ def decide(gate: GateFile, measurer: Measurer, results: Sequence[CheckResult] = 
     A check with `equal` is exact, and so are the checks in `results`.
     """
     settings = gate.settings
-    look = _current_look(settings, measurer.evidence.values())
+    look = _current_look(settings, measurer.evidence.values(), results)
     measurements = [measurement for check in gate.checks for measurement in measurer.measure(check)]
     tests = _tested_checks(measurements, settings, look)
     checks = [*(_check_result(test, look, settings) for test in tests), *results]
     return GateDecision(_overall_answer(checks), look, checks)
 
 
-def _current_look(settings: GateSettings, evidence: Collection[Evidence]) -> Look:
-    """The look that the sample has reached; number 0, which decides nothing, where it is too small for the first."""
-    num_sequences = min(pair_evidence.num_sampled for pair_evidence in evidence)
+def _current_look(settings: GateSettings, evidence: Collection[Evidence], results: Sequence[CheckResult]) -> Look:
+    """The look that the sample has reached; number 0, which decides nothing, where it is too small for the first.
+    Without a pair it is of the sequences of exact results.
+    """
+    of_results = max((result.num_sequences for result in results), default=0)
+    num_sequences = min((pair_evidence.num_sampled for pair_evidence in evidence), default=of_results)
     number = look_number(settings.looks, num_sequences)
     fractions = fractions_so_far(settings.looks, num_sequences)
     return Look(
         number=number,
         declared=settings.looks,
         num_sequences=num_sequences,
-        num_prompts=min(pair_evidence.pair.sequences.num_clusters for pair_evidence in evidence),
+        num_prompts=min((pair_evidence.pair.sequences.num_clusters for pair_evidence in evidence), default=None),
         min_prompts=settings.min_prompts,
         fraction=fractions[-1],
         spent=spent_alpha(settings.alpha, fractions[-1]) if number else 0.0,

@@ -93,8 +93,10 @@ class OpenRun:
     identity: Identity
 
 
-def open_run(path: Path, what: str) -> OpenRun:
+def open_run(path: Path, what: str, *, needs_pairs: bool = True) -> OpenRun:
     """Read a run; messages call it `what` (`the run`, `the baseline`).
+
+    needs_pairs: a log without the trainer's side is refused, whose only pair was not scored; else it has no sample.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -104,6 +106,8 @@ def open_run(path: Path, what: str) -> OpenRun:
     if not path.exists():
         raise RunDirectoryError(f"{what} {path} does not exist; give a folder that compare --out wrote")
     manifest = run.read_manifest()
+    if not needs_pairs and manifest.log is not None and not any(side.logged for side in manifest.settings.train_sides):
+        return OpenRun(path, manifest, {}, Identity.of(path, manifest))
     check_finished(manifest, path, f"{what} {path}")
     samples = read_samples(run, manifest)
     num_expected = _num_expected(run, manifest)

@@ -65,7 +65,7 @@ def run_gate(
     if complete.layout:
         return judge_layout(complete, source, run_path, baseline_path)
     gate = complete.without_regressions() if without_baseline else complete
-    run = open_run(run_path, "the run")
+    run = open_run(run_path, "the run", needs_pairs=bool(gate.checks))
     baseline = None if baseline_path is None else open_run(baseline_path, "the baseline")
     if gate.settings.floor is not None and isinstance(source, Path):
         check_above_floor(gate, read_floor(source.parent / gate.settings.floor), run)
@@ -148,7 +148,9 @@ def refusal(error: MismatchProbeError, run_path: Path, source: GateSource) -> Ga
 def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     look = decision.look
     blocking = [check for check in decision.checks if check.level == "error"]
-    size = f"{write_many(look.num_sequences, 'sequence')} of {write_many(look.num_prompts or 0, 'prompt')}"
+    size = write_many(look.num_sequences, "sequence")
+    if look.num_prompts is not None:
+        size += f" of {write_many(look.num_prompts, 'prompt')}"
     number = f"look {look.number} of {len(look.declared)}" if look.number else "before the first look"
     at = f"with {size} ({number})"
     if not blocking:

@@ -44,6 +44,8 @@ from mismatch_probe.verdict.curves import NamedCurve, read_curves
 from mismatch_probe.verdict.rounding import noise_sentence
 
 LOG_FOLDER: Final = "log"
+JOINED_FOLDER: Final = "joined"
+"""The turns behind a break as a trainer has them that joins the turns."""
 IDS: Final = TokenTexts(None)
 """Tokens as their ids."""
 _UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"
@@ -101,12 +103,17 @@ def _write_log_run(
     shutil.rmtree(unfinished_folder, ignore_errors=True)
     census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
     turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
+    joined_partitions = Partitions(unfinished_folder / JOINED_FOLDER)
     for response in log.responses:
-        row_partitions.add(census.add(response), response)
+        prompt_id = census.add(response)
+        row_partitions.add(prompt_id, response)
         checks.add(response)
-        turn_checks.add(response)
+        joined_turn = turn_checks.add(response)
+        if joined_turn is not None:
+            joined_partitions.add(prompt_id, joined_turn)
         on_response(response.token_ids.size)
     row_partitions.finish()
+    joined_partitions.finish()
     findings = [*log.findings(), *checks.findings(), *turn_checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
@@ -145,6 +152,8 @@ def _write_log_run(
     for leg, table in logged_legs(rows, rollouts["id"], of_sides):
         legs.write(leg, table)
     with storage_errors(run.path):
+        if (unfinished_folder / JOINED_FOLDER).exists():
+            (unfinished_folder / JOINED_FOLDER).rename(run.path / JOINED_FOLDER)
         unfinished_folder.rename(run.path / LOG_FOLDER)
     run.write_manifest(manifest)
     return manifest

@@ -14,6 +14,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.reading import Unreadable, as_object, open_file, parse_json, storable
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
+from mismatch_probe.stats.sequences import is_usable
 
 _LARGEST_ID: Final = 2**31 - 1
 _LARGEST_STEP: Final = 2**53
@@ -239,6 +240,11 @@ def _require_small(line: bytes) -> None:
         )
 
 
+def is_recorded(log_prob: float) -> bool:
+    """Whether a number can be a log-prob that a sampler wrote, and is no filler."""
+    return bool(is_usable(np.asarray(log_prob))) and log_prob != 0
+
+
 def split_by_mask(
     *,
     where: str,
@@ -255,11 +261,14 @@ def split_by_mask(
     group: str | None = None,
     num_padding: int = 0,
 ) -> LoggedResponse:
-    """The response starts at the first token of its own; without any, all is prompt. Arrays [P + T] are cut there.
+    """The response starts at the first token of its own; without any, all is prompt. Arrays [P + T] are cut there. A
+    single token before it with a log-prob of the sampler, which a mask leaves out, belongs to the response too.
 
     own: the policy wrote the token. sampled: it did, and the token counts.
     """
     start = int(own.argmax()) if own.any() else own.size
+    if log_mu is not None and 1 <= start < own.size and is_recorded(log_mu[start - 1]):
+        start -= start < 2 or not is_recorded(log_mu[start - 2])
 
     def shorten(values: FloatArray | None) -> FloatArray | None:
         return None if values is None else values[start:]

@@ -5,7 +5,7 @@ Where it does not, a trainer that joins the turns to one row scores a context fr
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -28,6 +28,9 @@ _ALIKE_TO_END: Final = 4
 """Equal tokens behind an edit by which a history is recognised, in the middle of it and up to its end."""
 _MOST_OPEN_TOKENS: Final = 8_000_000
 """The tokens of trajectories that may go on; beyond, the one that was added to longest ago counts as ended."""
+_MOST_EDITS: Final = 64
+_LONGEST_END: Final = 2
+"""Tokens with which a turn may end otherwise than it was sampled."""
 _MOST_BREAKS: Final = 12
 _IDS_OF_A_BREAK: Final = 8
 _MOST_MARKS: Final = 256
@@ -66,7 +69,10 @@ class _Turn:
 @dataclass
 class _Trajectory:
     turns: list[_Turn] = field(default_factory=list)
+    joined_ids: IntArray | None = None
+    """What a trainer has that joins the turns, once a turn has broken the prefix: up to the end of the last turn."""
     num_tokens: int = 0
+    has_several: bool = False
     is_broken: bool = False
 
 
@@ -80,28 +86,45 @@ class TurnChecks:
         self._reading = TurnReading()
         self._marks: Counter[tuple[int, int]] = Counter()
 
-    def add(self, response: LoggedResponse) -> None:
-        """Compare a turn with those before it; the turns of a trajectory come in their order."""
-        if response.trajectory is None or not response.prompt_token_ids.size or not response.token_ids.size:
-            return
+    def add(self, response: LoggedResponse) -> LoggedResponse | None:
+        """Compare a turn with those before it; the turns of a trajectory come in their order.
+
+        What a response has before its first sampled token belongs to the prompt, and turns that it joins are joined.
+        Returns a turn behind a break as a trainer has it that joins the turns, with the sampler's log-probs: its prompt
+        is all that was sampled and observed before; None where the prompt is that anyway, or nothing tells it.
+        """
+        if response.trajectory is None or not response.prompt_token_ids.size or not response.sampled.any():
+            return None
         key = (response.step, response.trajectory)
         trajectory = self._open.setdefault(key, _Trajectory())
         self._open.move_to_end(key)
-        stretches: tuple[tuple[int, int], ...] = ()
-        if trajectory.turns:
-            self._reading.num_trajectories += len(trajectory.turns) == 1
-            stretches = self._compare(trajectory, response)
-        turn = _turn_of(response, stretches)
+        turn = _turn_of(response)
+        num_joined = len(turn.sampled_stretches) - 1
+        is_first = not trajectory.turns
+        if not is_first:
+            stretches = self._compare(trajectory, turn, response.where)
+            turn = replace(turn, sampled_stretches=(*stretches, *turn.sampled_stretches))
+        self._reading.num_turns += num_joined
+        if not trajectory.has_several and (num_joined or not is_first):
+            trajectory.has_several = True
+            self._reading.num_trajectories += 1
+        joined_prompt = None if is_first else _joined_prompt(trajectory, turn)
+        completion = turn.ids[turn.prompt_length :]
+        trajectory.joined_ids = None if joined_prompt is None else np.concatenate([joined_prompt, completion])
         trajectory.turns.append(turn)
         trajectory.num_tokens += turn.ids.size
         self._open_tokens += turn.ids.size
         while self._open_tokens > _MOST_OPEN_TOKENS and len(self._open) > 1:
             _, oldest = self._open.popitem(last=False)
             self._open_tokens -= oldest.num_tokens
+        if joined_prompt is None:
+            return None
+        self._reading.num_joined += 1
+        return _with_prompt(response, joined_prompt, completion.size)
 
-    def _compare(self, trajectory: _Trajectory, response: LoggedResponse) -> tuple[tuple[int, int], ...]:
+    def _compare(self, trajectory: _Trajectory, new: _Turn, where: str) -> tuple[tuple[int, int], ...]:
         """Count a turn after the first; returns the stretches of its prompt that were sampled before."""
-        reading, prompt = self._reading, response.prompt_token_ids
+        reading, prompt = self._reading, new.ids[: new.prompt_length]
         last = trajectory.turns[-1]
         position = _common_length(last.ids, prompt)
         if position == last.ids.size:
@@ -122,13 +145,13 @@ class TurnChecks:
         reading.num_broken += 1
         if not trajectory.is_broken:
             trajectory.is_broken = True
-            self._add_first_break(trajectory, response, position, edit)
+            self._add_first_break(trajectory, prompt, where, position, edit)
         return ()
 
     def _add_first_break(
-        self, trajectory: _Trajectory, response: LoggedResponse, position: int, edit: tuple[int, int] | None
+        self, trajectory: _Trajectory, prompt: IntArray, where: str, position: int, edit: tuple[int, int] | None
     ) -> None:
-        last, prompt = trajectory.turns[-1], response.prompt_token_ids
+        last = trajectory.turns[-1]
         num_old, num_new = edit or (last.ids.size - position, prompt.size - position)
         old, new = last.ids[position:][:num_old].tolist(), prompt[position:][:num_new].tolist()
         texts = None if self._text_of is None else ("".join(self._text_of(old)), "".join(self._text_of(new)))
@@ -142,7 +165,7 @@ class TurnChecks:
         if len(reading.breaks) < _MOST_BREAKS:
             reading.breaks.append(
                 TurnBreak(
-                    where=response.where,
+                    where=where,
                     turn=len(trajectory.turns),
                     kind=kind,
                     position=position,
@@ -206,11 +229,53 @@ class TurnChecks:
         return f", from {texts} on both ends"
 
 
-def _turn_of(response: LoggedResponse, stretches: tuple[tuple[int, int], ...]) -> _Turn:
+def _turn_of(response: LoggedResponse) -> _Turn:
     start = response.prompt_token_ids.size
     edges = np.flatnonzero(np.diff(np.concatenate([[0], response.sampled, [0]]).astype(np.int8))) + start
-    own = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    return _Turn(np.concatenate([response.prompt_token_ids, response.token_ids]), start, (*stretches, *own))
+    own = tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    return _Turn(np.concatenate([response.prompt_token_ids, response.token_ids]), own[0][0], own)
+
+
+def _joined_prompt(trajectory: _Trajectory, new: _Turn) -> IntArray | None:
+    """What was sampled and observed before a turn, where its prompt is something else and says what was added."""
+    last, prompt = trajectory.turns[-1], new.ids[: new.prompt_length]
+    history = last.ids if trajectory.joined_ids is None else trajectory.joined_ids
+    if trajectory.joined_ids is None and _begins_with(prompt, last.ids):
+        return None
+    addition = _addition(last.ids, prompt)
+    return None if addition is None else np.concatenate([history, addition])
+
+
+def _addition(old: IntArray, new: IntArray) -> IntArray | None:
+    """What stands in `new` behind all of `old`, which may differ in places; None where nothing tells where `old` ends,
+    or it is another conversation.
+    """
+    for number in range(_MOST_EDITS):
+        length = _common_length(old, new)
+        old, new = old[length:], new[length:]
+        if not old.size:
+            return new
+        edit = _first_edit(old, new)
+        if edit is None:
+            return new[old.size :] if old.size <= _LONGEST_END and length else None
+        if number == 0 and not _go_on_alike(old, new, edit):
+            return None
+        old, new = old[edit[0] :], new[edit[1] :]
+    return None
+
+
+def _with_prompt(response: LoggedResponse, prompt: IntArray, num_tokens: int) -> LoggedResponse:
+    """The last tokens of a response behind another prompt, without what the trainer computed behind its own."""
+    return replace(
+        response,
+        prompt_token_ids=prompt,
+        token_ids=response.token_ids[-num_tokens:],
+        sampled=response.sampled[-num_tokens:],
+        log_mu=None if response.log_mu is None else response.log_mu[-num_tokens:],
+        log_pi=None,
+        log_ref=None,
+        entropy_nats=None,
+    )
 
 
 def _begins_with(ids: IntArray, start: IntArray) -> bool:
@@ -262,13 +327,17 @@ def _hashes(ids: IntArray) -> npt.NDArray[np.uint64]:
 
 
 def _anchors_at_end(old: IntArray, new: IntArray) -> list[tuple[int, int]]:
-    """The last tokens of `old`, fewer than `_ANCHOR`, where they stand in `new` first."""
+    """The last tokens of `old`, fewer than `_ANCHOR`, where they stand in `new` first, and not far behind its start:
+    the token that ends a turn comes again.
+    """
     anchors = []
     for length in range(1, min(_ANCHOR, old.size + 1, new.size + 1)):
         windows = np.lib.stride_tricks.sliding_window_view(new, length)
         hits = np.flatnonzero((windows == old[-length:]).all(axis=1))
         if not hits.size:
             break
+        if hits[0] > 4 * length:
+            continue
         anchors.append((old.size - length, int(hits[0])))
     return anchors
 
@@ -285,7 +354,7 @@ def _break_kind(
     if is_same_text:
         return BreakKind.RETOKENIZED
     if edit is None:
-        is_end_of_turn = last.ids.size - position <= 2 and position > trajectory.turns[0].prompt_length
+        is_end_of_turn = last.ids.size - position <= _LONGEST_END and position > trajectory.turns[0].prompt_length
         return BreakKind.TEMPLATE if is_end_of_turn else BreakKind.REWRITTEN
     num_old, num_new = edit
     if position + num_old <= trajectory.turns[0].prompt_length:

@@ -192,6 +192,8 @@ class TurnReading(Entry):
     """Turns that share no more than the first prompt with the turn before, and nothing after it: a sub-agent's, or
     after a summary.
     """
+    num_joined: int = 0
+    """Turns behind a break that `joined/` has as a trainer that joins the turns."""
     kinds: dict[str, int] = {}
     """The trajectories by the kind of their first break."""
     breaks: list[TurnBreak] = []

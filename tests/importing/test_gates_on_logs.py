@@ -9,6 +9,7 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 from tests.importing.imported import imported
 from tests.importing.logs import log_of_levels, row, rows, write
+from tests.logs.turns import conversation, without_thinking
 
 
 @pytest.mark.slow
@@ -111,3 +112,55 @@ def test_a_flat_log_has_a_row_that_says_so_or_a_note_that_it_was_not_judged(
     shown = probe("gate", "run", run.path, "--config", gate).stdout
     assert ("none shown" in shown) == is_judged
     assert ("growth of the KL over the steps was not judged" in shown) != is_judged
+
+
+TURNS_GATE = '[gate]\nmin_sequences = 32\nmax_sequences = 32\n[[gate.check]]\nmetric = "log_broken_turns"\nmax = 0.1\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_broken", [0, 1, 8])
+def test_a_gate_limits_turns_that_break_the_prefix_without_the_trainers_side(tmp_path: Path, num_broken: int) -> None:
+    run = imported(tmp_path, log_of_turns(tmp_path / "log.jsonl", num_broken), code=ExitCode.INCONCLUSIVE)
+    gate = tmp_path / "gate.toml"
+    gate.write_text(TURNS_GATE)
+    code = ExitCode.GATE_FAILED if num_broken == 8 else ExitCode.PASS
+    answer = json.loads(probe("gate", run.path, "--config", gate, "--json", code=code).stdout)
+    [check] = answer["checks"]
+    assert check["metric"] == "log_broken_turns"
+    assert (check["value"] > 0) == (num_broken > 0)
+    assert any("do not begin with the prompt" in note for note in answer["notes"]) == (num_broken > 0)
+
+
+@pytest.mark.slow
+def test_a_gate_on_turns_refuses_what_has_none(tmp_path: Path) -> None:
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", rows(40)))
+    gate = tmp_path / "gate.toml"
+    gate.write_text(TURNS_GATE)
+    answer = probe("gate", run.path, "--config", gate, code=ExitCode.USAGE)
+    assert "no trajectory of the log" in answer.stderr
+
+
+@pytest.mark.slow
+def test_a_gate_on_turns_and_on_a_pair_needs_the_pair(tmp_path: Path) -> None:
+    run = imported(tmp_path, log_of_turns(tmp_path / "log.jsonl", 0), code=ExitCode.INCONCLUSIVE)
+    gate = tmp_path / "gate.toml"
+    gate.write_text(f'{TURNS_GATE}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
+    probe("gate", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
+
+
+def log_of_turns(path: Path, num_broken: int) -> Path:
+    """Ten trajectories of four turns, of which so many drop their thinking."""
+    trajectories = [conversation(number, without_thinking if number < num_broken else None) for number in range(10)]
+    return write(
+        path,
+        [
+            {
+                "prompt_token_ids": prompt,
+                "token_ids": completion,
+                "logprobs": [-0.5 - 0.01 * place for place in range(len(completion))],
+                "trajectory": number,
+            }
+            for number, turns in enumerate(trajectories)
+            for prompt, completion in turns
+        ],
+    )

@@ -24,6 +24,8 @@ IN_LINES, IN_TABLES = (
     [name for name, suffix in ENDINGS.items() if suffix == ending] for ending in (".jsonl", ".parquet")
 )
 ORDERS = range(5)
+PLACES = {"where", "step", "group", "trajectory", "weight_version", "finish_reason"}
+"""Fields that may be made of the name of a file."""
 
 
 def shuffled(value: Any, rng: random.Random) -> Any:
@@ -37,7 +39,7 @@ def shuffled(value: Any, rng: random.Random) -> Any:
 
 def require_equal(responses: list[LoggedResponse], others: list[LoggedResponse]) -> None:
     for one, other in zip(responses, others, strict=True):
-        for field in one.__dataclass_fields__.keys() - {"where", "step", "group", "weight_version", "finish_reason"}:
+        for field in one.__dataclass_fields__.keys() - PLACES:
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
 
 

@@ -211,8 +211,14 @@ class TestSkyrl:
         for one, other in zip(responses, read(self.FILE)[0], strict=True):
             assert np.allclose(one.log_pi, other.log_pi, rtol=2**-8, atol=0)
 
+    def test_steps_of_a_trajectory_are_its_turns(self, tmp_path):
+        """As `generator.step_wise_trajectories` writes them."""
+        path = written_batch(tmp_path, self.FILE.read_bytes(), lambda columns: None, trajectory_ids=["a", "a", "b"])
+        assert [response.trajectory for response in read(path)[0]] == ["a", "a", "b"]
+        assert {response.trajectory for response in read(self.FILE)[0]} == {None}
 
-def written_batch(folder: Path, pickled: bytes, change) -> Path:
+
+def written_batch(folder: Path, pickled: bytes, change, **metadata) -> Path:
     """SkyRL's pickle with columns changed: unpickled by names of the test's own, and pickled under SkyRL's names."""
     module = b"skyrl.backends.skyrl_train.training_batch"
 
@@ -222,6 +228,7 @@ def written_batch(folder: Path, pickled: bytes, change) -> Path:
 
     state = Names(BytesIO(pickled)).load()
     change(state["batch_dict"])
+    state["metadata"] |= metadata
     body = pickle.dumps((None, state), protocol=3)[2:-1]
     path = folder / "global_step_1_training_input.pkl"
     path.write_bytes(b"\x80\x03c" + module + b"\n_rebuild_tensor_batch\n" + body + b"R.")

@@ -1,10 +1,15 @@
 """Whether each turn begins with prompt and completion of the turn before it, and what happened where it does not."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.turns import TurnChecks
+from mismatch_probe.records.sequences import LoggedResponse
 from tests.logs import turns
+from tests.logs.reading import DATA, lines_of, read, written
 from tests.logs.turns import CASES, conversation, responses
 
 
@@ -49,6 +54,12 @@ def test_the_place_of_a_break_is_that_of_the_first_other_token():
 def test_the_ends_of_blocks_that_are_left_out_are_named():
     [finding] = checks_of([conversation(number, turns.without_thinking) for number in range(5)]).findings()
     assert f"from {turns.THINK} and {turns.THINK_END} on both ends" in finding.sentence
+
+
+def test_another_end_of_a_turn_is_no_insertion():
+    [first] = checks_of([conversation(0, turns.other_end, turns=2)]).reading().breaks
+    assert first.old_ids == [turns.END]
+    assert first.new_ids[0] == 9000
 
 
 def test_one_response_a_trajectory_is_no_turn():
@@ -103,3 +114,83 @@ def test_an_edit_is_the_shortest():
     made = conversation(0, lambda random, turns, history: [*history[:45], *history[48:]])
     [first] = checks_of([made]).reading().breaks
     assert (first.position, first.num_old, first.num_new) == (45, 3, 0)
+
+
+class TestJoinedTurns:
+    """Responses that hold several turns, with what lies between them out of the mask."""
+
+    def joined(self, made: turns.Turns, sampled_from: int = 0) -> LoggedResponse:
+        first, last = made[0][0], made[-1]
+        ids = [*last[0], *last[1]][len(first) :]
+        mask = np.zeros(len(ids), np.bool_)
+        for prompt, completion in made[sampled_from:]:
+            mask[len(prompt) - len(first) :][: len(completion)] = True
+        return LoggedResponse(
+            where="a line",
+            prompt_token_ids=np.array(first, np.int32),
+            token_ids=np.array(ids, np.int32),
+            sampled=mask,
+            trajectory="t",
+        )
+
+    def test_they_are_counted(self):
+        checks = TurnChecks()
+        checks.add(self.joined(conversation(0)))
+        reading = checks.reading()
+        assert (reading.num_trajectories, reading.num_turns, reading.num_broken) == (1, 3, 0)
+
+    @pytest.mark.parametrize("render", [None, turns.without_thinking], ids=["clean", "dropped"])
+    def test_a_branch_is_compared_with_the_path_before_it(self, render):
+        """As a tree of messages has a second leaf where a prompt was written anew."""
+        checks = TurnChecks()
+        made = conversation(0)
+        checks.add(self.joined(made[:3]))
+        last = made[2]
+        history = [*last[0], *last[1]] if render is None else render(np.random.default_rng(0), made[:3], [])
+        checks.add(self.joined([made[0], ([*history, 60, 61, 62], [70, 71])], 1))
+        reading = checks.reading()
+        assert (reading.num_turns, reading.num_broken) == (3, render is not None)
+        assert reading.kinds == ({} if render is None else {"dropped": 1})
+
+
+def trajectories_of(path: Path) -> list[str | None]:
+    return [response.trajectory for response in read(path)[0]]
+
+
+def test_formats_say_which_responses_are_turns_of_one_trajectory(tmp_path):
+    answers = [line | {"trajectory": "a"} for line in lines_of(DATA / "vllm_responses" / "answers.jsonl")]
+    assert set(trajectories_of(written(tmp_path / "answers.jsonl", answers))) == {"a"}
+    calls = lines_of(DATA / "tinker" / "capture" / "sample.jsonl")
+    for number, call in enumerate(calls):
+        call["scope"] |= {"traj_idx": number % 2}
+    assert set(trajectories_of(written(tmp_path / "sample.jsonl", calls))) >= {"train/0/0", "train/0/1"}
+    traces = DATA / "prime_rl_traces" / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
+    assert len(set(trajectories_of(traces))) == len(lines_of(traces))
+    assert len(set(trajectories_of(DATA / "verl"))) == 4
+
+
+class TestJoining:
+    """A turn behind a break, as a trainer has it that joins the turns."""
+
+    @pytest.mark.parametrize(
+        "fault", [turns.merged, turns.split, turns.without_thinking, turns.other_header, turns.other_end]
+    )
+    def test_its_prompt_is_all_that_was_sampled_and_observed_before(self, fault):
+        checks = TurnChecks()
+        clean, broken = conversation(3, turns=3), conversation(3, fault, turns=3)
+        joined = [checks.add(response) for response in responses(broken, "t")]
+        assert joined[0] is None
+        history = [*broken[0][0], *broken[0][1]]
+        for number in (1, 2):
+            prompt, completion = broken[number]
+            observation = prompt[len(prompt) - len(clean[1][0]) + len(clean[0][0]) + len(clean[0][1]) :]
+            history += observation
+            assert joined[number].prompt_token_ids.tolist() == history
+            assert joined[number].token_ids.tolist() == completion
+            history += completion
+        assert checks.reading().num_joined == 2
+
+    def test_clean_turns_and_other_conversations_are_as_they_were(self):
+        checks = TurnChecks()
+        made = [*conversation(0), *conversation(1)]
+        assert [checks.add(response) for response in responses(made, "t")] == [None] * 8

@@ -18,12 +18,13 @@ from mismatch_probe.logs.checks.columns import (
     ColumnSums,
     ResponseBlock,
 )
-from mismatch_probe.logs.checks.rows import COPIED_COLUMNS, Copies, RowSums
+from mismatch_probe.logs.checks.rows import COPIED_COLUMNS, Copies, MaskSums, RowSums
 from mismatch_probe.logs.checks.sentences import (
     Alignment,
     alignment_findings,
     column_findings,
     copies_finding,
+    mask_findings,
     row_findings,
     unrecorded_finding,
 )
@@ -155,6 +156,7 @@ class LogChecks:
         self._alignment = Alignment()
         self._units = UnitSums()
         self._rows = RowSums()
+        self._masks = MaskSums()
         self._waiting: list[LoggedResponse] = []
         self._tokens_waiting = 0
 
@@ -178,6 +180,7 @@ class LogChecks:
         self._alignment.add(block)
         self._units.add(block)
         self._rows.add(block)
+        self._masks.add(block)
 
     def __iadd__(self, other: Self) -> Self:
         self._look_at_waiting()
@@ -192,6 +195,7 @@ class LogChecks:
         self._alignment += other._alignment
         self._units += other._units
         self._rows += other._rows
+        self._masks += other._masks
         return self
 
     def missing_numbers(self) -> dict[str, MissingNumbers]:
@@ -237,7 +241,7 @@ class LogChecks:
         if not missing.keys() & set(LOG_PROBS[:2]):
             findings += alignment_findings(self._alignment)
         findings += unit_findings(self._units, self._vocabulary_size)
-        return [*findings, *row_findings(self._rows, self._vocabulary_size)]
+        return [*findings, *row_findings(self._rows, self._vocabulary_size), *mask_findings(self._masks)]
 
     def _why(self, name: str) -> MissingNumbers | None:
         steps = self._columns[name]

@@ -7,10 +7,10 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.logs.checks.columns import ResponseBlock
+from mismatch_probe.logs.checks.columns import RESPONSES_OF_A_BLOCK, ResponseBlock
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.copies import CopiedRows, CopyTotals, ShortCopyTotals, are_alike, row_totals
-from mismatch_probe.stats.sequences import Mask, is_usable
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
 
 _UNLIKELY_NATS: Final = 20.0
 _UNLIKELY_TOKENS: Final = 64
@@ -103,6 +103,214 @@ def _end_in_padding(block: ResponseBlock) -> Mask:
         end_in_padding[long] |= is_run.all(axis=1)
     sampled_mu = block.of_sampled("log_mu")
     return end_in_padding & (block.count(sampled_mu != 0) > 0)
+
+
+LONGEST_HEAD: Final = 32
+_RUNS_FOR_A_HEAD: Final = 256
+_LEAST_TEMPERATURE: Final = 0.5
+"""At lower ones an unlikely token may be drawn each time."""
+_MOST_HASHES: Final = 64
+_FAR_BELOW: Final = -1.0
+
+
+@dataclass(frozen=True)
+class MaskRuns:
+    """The R stretches of sampled tokens of a block, without responses that were sampled almost without chance."""
+
+    starts: Ints
+    ends: Ints
+    is_first: Mask
+    """Of its response."""
+    rows: Ints
+
+    @classmethod
+    def of(cls, block: ResponseBlock) -> "MaskRuns":
+        cold = [each.temperature is not None and each.temperature < _LEAST_TEMPERATURE for each in block.responses]
+        sampled = block.sampled & ~np.asarray(cold, dtype=np.bool_)[block.rows]
+        is_new_row = np.diff(block.rows, prepend=-1) != 0
+        is_last_of_row = np.diff(block.rows, append=-1) != 0
+        starts = np.flatnonzero(sampled & (is_new_row | ~np.concatenate([[False], sampled[:-1]])))
+        ends = np.flatnonzero(sampled & (is_last_of_row | ~np.concatenate([sampled[1:], [False]]))) + 1
+        rows = block.rows[starts]
+        return cls(starts, ends, np.diff(rows, prepend=-1) != 0, rows)
+
+
+def _zero_counts() -> Ints:
+    return np.zeros(LONGEST_HEAD, dtype=np.int64)
+
+
+@dataclass
+class HeadSums:
+    """Stretches of sampled tokens that begin alike, by how many of their first tokens do [K]."""
+
+    head: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The commonest beginning."""
+    runs: int = 0
+    alike: Ints = field(default_factory=_zero_counts)
+    missing: Ints = field(default_factory=_zero_counts)
+    """The sampler has no log-prob of a token of the beginning, or it is exactly 0 where the trainer's is far below."""
+    surprisal: Floats = field(default_factory=lambda: np.zeros(LONGEST_HEAD))
+    """The sum of -log p, by the sampler, or the trainer where the sampler has nothing or exactly 0."""
+    hashes: set[int] = field(default_factory=set)
+    """Of a few different stretches."""
+
+    def add(self, block: ResponseBlock, starts: Ints, ends: Ints) -> None:
+        if not starts.size:
+            return
+        starts, ends = starts[:RESPONSES_OF_A_BLOCK], ends[:RESPONSES_OF_A_BLOCK]
+        places = starts[:, None] + np.arange(LONGEST_HEAD)
+        is_inside = places < ends[:, None]
+        places = np.minimum(places, block.token_ids.size - 1)
+        ids = np.where(is_inside, block.token_ids[places], -1)
+        if not self.head.size:
+            self.head = _commonest_beginning(ids[:_RUNS_FOR_A_HEAD])
+        width = self.head.size
+        is_alike = np.logical_and.accumulate(ids[:, :width] == self.head, axis=1)
+        mu, pi = (block.column(name)[places[:, :width]] for name in ("log_mu", "log_pi"))
+        mu = np.where(is_usable(mu), mu, np.nan)
+        is_refuted = (mu == 0) & (pi < _FAR_BELOW)
+        log_p = np.where(np.isnan(mu) | (mu == 0), np.where(is_usable(pi), pi, 0.0), mu)
+        self.runs += starts.size
+        self.alike[:width] += is_alike.sum(axis=0)
+        self.missing[:width] += (is_alike & (np.isnan(mu) | is_refuted)).sum(axis=0)
+        self.surprisal[:width] -= np.where(is_alike, log_p, 0.0).sum(axis=0)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            if len(self.hashes) >= _MOST_HASHES:
+                break
+            self.hashes.add(hash(block.token_ids[start:end].tobytes()))
+
+    def __iadd__(self, other: Self) -> Self:
+        width = (
+            self.head.size if not other.runs else other.head.size if not self.runs else _alike(self.head, other.head)
+        )
+        self.head = (self.head if self.runs else other.head)[:width]
+        self.runs += other.runs
+        for name in ("alike", "missing", "surprisal"):
+            total = getattr(self, name) + getattr(other, name)
+            total[width:] = 0
+            setattr(self, name, total)
+        self.hashes = set(list(self.hashes | other.hashes)[:_MOST_HASHES])
+        return self
+
+
+def _alike(first: Ints, second: Ints) -> int:
+    length = min(first.size, second.size)
+    return int(np.logical_and.accumulate(first[:length] == second[:length]).sum())
+
+
+def _commonest_beginning(ids: Ints) -> Ints:
+    """Token by token the one that most of those which began alike go on with; ids [R, K], -1 behind their ends."""
+    head: list[int] = []
+    while ids.size and len(head) < ids.shape[1]:
+        tokens, counts = np.unique(ids[:, len(head)], return_counts=True)
+        token = int(tokens[counts.argmax()])
+        if token < 0:
+            break
+        ids = ids[ids[:, len(head)] == token]
+        head.append(token)
+    return np.asarray(head, dtype=np.int64)
+
+
+def _two_counts() -> Ints:
+    return np.zeros(2, dtype=np.int64)
+
+
+@dataclass
+class EdgeSums:
+    """Counts of the tokens at the edges of masks, and of the others inside and outside.
+
+    [2]: of edges inside a response, and of those at its start or end.
+    """
+
+    firsts: Ints = field(default_factory=_two_counts)
+    """The first token under a mask, of responses with a column of the sampler."""
+    firsts_missing: Ints = field(default_factory=_two_counts)
+    """Of these, that have no log-prob of the sampler, or 0 where the trainer's is far below."""
+    lasts: Ints = field(default_factory=_two_counts)
+    lasts_missing: Ints = field(default_factory=_two_counts)
+    inner: int = 0
+    inner_missing: int = 0
+    before: int = 0
+    """Tokens outside right before a mask, at the start of a response or at the end of 3 or more outside."""
+    before_recorded: int = 0
+    """Of these, that have a log-prob other than 0."""
+    after: int = 0
+    after_recorded: int = 0
+    outside: int = 0
+    """All others outside."""
+    outside_recorded: int = 0
+
+    def add(self, block: ResponseBlock, runs: MaskRuns) -> None:
+        mu = block.column("log_mu")
+        has_mu = block.has("log_mu")[block.rows]
+        is_missing = has_mu & (~is_usable(mu) | ((mu == 0) & (block.column("log_pi") < _FAR_BELOW)))
+        is_recorded = is_usable(mu) & (mu != 0)
+        firsts, lasts = runs.starts, runs.ends - 1
+        is_inner = np.zeros(block.rows.size, dtype=np.bool_)
+        is_inner[block.sampled] = True
+        is_inner[firsts] = is_inner[lasts] = False
+        ends_of_rows = np.cumsum(block.lengths)
+        for name, places, is_outer in (
+            ("firsts", firsts, runs.starts == (ends_of_rows - block.lengths)[runs.rows]),
+            ("lasts", lasts, runs.ends == ends_of_rows[runs.rows]),
+        ):
+            group = is_outer.astype(np.int64)
+            setattr(self, name, getattr(self, name) + np.bincount(group[has_mu[places]], minlength=2))
+            missing = getattr(self, f"{name}_missing") + np.bincount(group[is_missing[places]], minlength=2)
+            setattr(self, f"{name}_missing", missing)
+        self.inner += int((is_inner & has_mu).sum())
+        self.inner_missing += int((is_inner & is_missing).sum())
+        before, after = _outer_edges(block, runs)
+        is_other = ~block.sampled & has_mu
+        is_other[before] = is_other[after] = False
+        self.before += before.size
+        self.before_recorded += int(is_recorded[before].sum())
+        self.after += after.size
+        self.after_recorded += int(is_recorded[after].sum())
+        self.outside += int(is_other.sum())
+        self.outside_recorded += int((is_other & is_recorded).sum())
+
+    def __iadd__(self, other: Self) -> Self:
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
+def _outer_edges(block: ResponseBlock, runs: MaskRuns) -> tuple[Ints, Ints]:
+    """The places right before and right behind stretches of sampled tokens, where what lies outside is no single token
+    that a mask takes out of its middle.
+    """
+    row_ends = np.cumsum(block.lengths)
+    row_starts = row_ends - block.lengths
+    starts, ends = row_starts[runs.rows], row_ends[runs.rows]
+    previous = np.where(runs.is_first, starts, np.concatenate([[0], runs.ends[:-1]])[: runs.ends.size])
+    is_last = np.concatenate([runs.is_first[1:], [True]])[: runs.ends.size]
+    following = np.where(is_last, ends, np.concatenate([runs.starts[1:], [0]])[: runs.ends.size])
+    before = (runs.starts - previous >= np.where(runs.is_first, 1, 3)) & (runs.starts > starts)
+    after = (following - runs.ends >= np.where(is_last, 1, 3)) & (runs.ends < ends)
+    return runs.starts[before] - 1, runs.ends[after]
+
+
+@dataclass
+class MaskSums:
+    """What stands at the edges of masks."""
+
+    first_heads: HeadSums = field(default_factory=HeadSums)
+    """Of the first stretch of each response."""
+    later_heads: HeadSums = field(default_factory=HeadSums)
+    edges: EdgeSums = field(default_factory=EdgeSums)
+
+    def add(self, block: ResponseBlock) -> None:
+        runs = MaskRuns.of(block)
+        self.first_heads.add(block, runs.starts[runs.is_first], runs.ends[runs.is_first])
+        self.later_heads.add(block, runs.starts[~runs.is_first], runs.ends[~runs.is_first])
+        self.edges.add(block, runs)
+
+    def __iadd__(self, other: Self) -> Self:
+        self.first_heads += other.first_heads
+        self.later_heads += other.later_heads
+        self.edges += other.edges
+        return self
 
 
 COPIED_COLUMNS: Final = ("log_pi", "log_ref")

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.logs.checks.columns import ColumnSums, ResponseBlock
-from mismatch_probe.logs.checks.rows import Copies, RowSums
+from mismatch_probe.logs.checks.rows import LONGEST_HEAD, Copies, EdgeSums, HeadSums, MaskSums, RowSums
 from mismatch_probe.logs.findings import Level, LogCode, LogFinding
-from mismatch_probe.notation import write_count, write_many, write_share
+from mismatch_probe.notation import write_count, write_many, write_number, write_share
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.copies import CopyTotals
-from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, is_usable
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Ints, Mask, is_usable
 from mismatch_probe.stats.zeros import ZeroCounts
 from mismatch_probe.verdict.case import where_equal
 
@@ -239,6 +239,104 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
             id=rows.largest_id,
             size=write_count(vocabulary_size),
         )
+
+
+_FEWEST_RUNS: Final = 8
+_NEARLY_ALL: Final = 0.95
+_FEW: Final = 0.05
+_IMPOSSIBLE_NATS: Final = 20.0
+_UNLIKELY_NATS_A_TOKEN: Final = 1.0
+_FEWEST_DIFFERENT: Final = 4
+_IDS_OF_A_HEAD: Final = 8
+
+
+def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
+    """The findings on what stands at the edges of masks."""
+    heads = (masks.first_heads, "responses"), (masks.later_heads, "later stretches of sampled tokens")
+    has_constant_head = False
+    for sums, what in heads:
+        finding = _constant_head(sums, masks.edges, what)
+        if finding is not None:
+            has_constant_head = True
+            yield finding
+    edges = masks.edges
+    if edges.inner and edges.inner_missing <= _FEW * edges.inner:
+        others = "nearly all others under it have one"
+        missing = "no log-prob of the sampler, or an exact 0 that the other side refutes,"
+        is_off = _are_nearly_all(edges.firsts_missing, edges.firsts)
+        if is_off.any() and not has_constant_head:
+            how = "begins a token early, or the sampler does not log what it samples first"
+            counts = edges.firsts_missing[is_off], edges.firsts[is_off]
+            yield _mask_edge(how, "that it begins with", missing, *counts, others)
+        is_off = _are_nearly_all(edges.lasts_missing, edges.lasts)
+        if is_off.any():
+            how = "ends a token late, or the sampler does not log what ends a response"
+            counts = edges.lasts_missing[is_off], edges.lasts[is_off]
+            yield _mask_edge(how, "that it ends with", missing, *counts, others)
+    if edges.outside_recorded <= _FEW * edges.outside:
+        others = "others outside have none" if edges.outside else "nothing else is outside"
+        log_prob = "a log-prob of the sampler"
+        for how, where, number, total in (
+            ("begins a token late", "right before it", edges.before_recorded, edges.before),
+            ("ends a token early", "right behind it", edges.after_recorded, edges.after),
+        ):
+            counts = np.array([number]), np.array([total])
+            if _are_nearly_all(*counts).any():
+                yield _mask_edge(how, where, log_prob, *counts, others)
+
+
+def _are_nearly_all(numbers: Ints, totals: Ints) -> Mask:
+    return (totals >= _FEWEST_RUNS) & (numbers >= _NEARLY_ALL * totals)
+
+
+def _mask_edge(how: str, where: str, what: str, numbers: Ints, totals: Ints, others: str) -> LogFinding:
+    number, total = int(numbers.sum()), int(totals.sum())
+    return LogFinding.of(
+        LogCode.MASK_EDGE,
+        evidence={"edge": how.partition(",")[0], "places": number, "of": total},
+        how=how,
+        where=where,
+        what=what,
+        number=write_count(number),
+        total=write_count(total),
+        others=others,
+    )
+
+
+def _constant_head(sums: HeadSums, edges: EdgeSums, what: str) -> LogFinding | None:
+    """That stretches begin with the same tokens which cannot have been sampled each time."""
+    if sums.runs < _FEWEST_RUNS or len(sums.hashes) < _FEWEST_DIFFERENT:
+        return None
+    is_constant = sums.alike >= _NEARLY_ALL * sums.runs
+    has_numbers = edges.inner and edges.inner_missing <= edges.inner / 2
+    is_missing = is_constant & (sums.missing >= _NEARLY_ALL * sums.alike) & bool(has_numbers)
+    is_unlikely = is_constant & (sums.surprisal >= _UNLIKELY_NATS_A_TOKEN * sums.alike)
+    nats = float(sums.surprisal[is_unlikely].sum())
+    if nats < _IMPOSSIBLE_NATS:
+        is_unlikely[:] = False
+    is_telling = is_missing | is_unlikely
+    if not is_telling.any():
+        return None
+    length = int(np.flatnonzero(is_telling)[-1]) + 1
+    ids = sums.head[:length].tolist()
+    alike = int(sums.alike[length - 1])
+    why = (
+        "of which the sampler has no log-prob"
+        if is_missing[:length].all()
+        else f"too improbable to be sampled each time (their log-probs add up to {write_number(-nats)})"
+        if is_unlikely.any()
+        else "some of which the sampler has no log-prob of"
+    )
+    return LogFinding.of(
+        LogCode.CONSTANT_HEAD,
+        evidence={"tokens": length, "ids": ids, "runs": alike, "of": sums.runs, "nats": nats},
+        alike=write_count(alike),
+        runs=write_count(sums.runs),
+        what=what,
+        number=write_many(length, "token") + (" or more" if length == LONGEST_HEAD else ""),
+        ids=", ".join(map(str, ids[:_IDS_OF_A_HEAD])) + (", ..." if length > _IDS_OF_A_HEAD else ""),
+        why=why,
+    )
 
 
 def _finding_with_count(code: LogCode, count: int, sums: ColumnSums, column: str, what: str = "") -> LogFinding:

@@ -10,6 +10,7 @@ root to a leaf is a sequence. What the policy sampled on a stretch that several 
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -83,11 +84,14 @@ def _trace_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for episode in read_lines(path, tell):
         step, version = _work(episode)
         group = episode.inside("group").text("id") if episode.has("group") else None
-        for trace in episode.rows("traces"):
+        for number, trace in enumerate(episode.rows("traces")):
+            trajectory = f"trace {number} of {trace.where}"
             nodes = trace.rows("nodes")
             indices: set[int] = set()
             for along in _paths(trace, nodes):
-                yield _of_path(trace, [(nodes[index], index not in indices) for index in along], step, version, group)
+                fresh = [(nodes[index], index not in indices) for index in along]
+                response = _of_path(trace, fresh, step, version, group)
+                yield replace(response, trajectory=trajectory)
                 indices.update(along)
 
 

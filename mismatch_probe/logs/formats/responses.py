@@ -40,6 +40,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 weight_version=line.text("weight_version"),
                 temperature=line.number("temperature"),
                 group=answer.text("id"),
+                trajectory=line.text("trajectory"),
                 model=answer.text("model"),
                 finish_reason=choice.text("finish_reason"),
             )
@@ -99,6 +100,7 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             step=row.integer("step"),
             weight_version=meta.text("weight_version"),
             temperature=row.number("temperature"),
+            trajectory=row.text("trajectory"),
             finish_reason=str(finish["type"]) if isinstance(finish, dict) and "type" in finish else None,
         )
 

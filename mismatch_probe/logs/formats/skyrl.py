@@ -31,13 +31,14 @@ NAMES: Final[PickleNames] = {
 }
 _DTYPES: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
+_LONGEST_NAME: Final = 4096
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
 
 
 def _skyrl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     try:
         with open_file(path) as file:
-            batch, num_padding_rows = _batch(load(file.read(), NAMES))
+            batch, num_padding_rows, trajectories = _batch(load(file.read(), NAMES))
     except FileNotFoundError as error:
         raise UsageError(f"the log {path} does not exist") from error
     except Unreadable as error:
@@ -48,11 +49,13 @@ def _skyrl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     step = step_in_name(path)
     for index in range(len(batch["sequences"]) - num_padding_rows):
         yield _skyrl_response(
-            Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}), step
+            Row(f"row {index} of {path}", {name: column[index] for name, column in batch.items()}),
+            step,
+            None if trajectories is None else trajectories[index],
         )
 
 
-def _skyrl_response(row: Row, step: int | None) -> LoggedResponse:
+def _skyrl_response(row: Row, step: int | None, trajectory: str | None) -> LoggedResponse:
     padded_length, width = len(row.columns["sequences"]), len(row.columns["response_mask"])
     token_ids = row.ids("sequences")[row.flags("attention_mask", padded_length)]
     own = row.flags("response_mask", width)
@@ -70,12 +73,14 @@ def _skyrl_response(row: Row, step: int | None) -> LoggedResponse:
         log_pi=log_pi,
         log_ref=log_ref,
         step=step,
+        trajectory=trajectory,
         num_padding=padded_length - token_ids.size,
     )
 
 
-def _batch(state: Any) -> tuple[dict[str, npt.NDArray[Any]], int]:
-    """The columns [B, S] or [B, T] that are there and read, and how many rows at the end are padding.
+def _batch(state: Any) -> tuple[dict[str, npt.NDArray[Any]], int, list[str] | None]:
+    """The columns [B, S] or [B, T] that are there and read, how many rows at the end are padding, and the trajectory of
+    each row where a step of a trajectory is a row (`generator.step_wise_trajectories`).
 
     Raises:
         Unreadable: it is no batch, or its columns do not belong together.
@@ -92,7 +97,10 @@ def _batch(state: Any) -> tuple[dict[str, npt.NDArray[Any]], int]:
     num_padding_rows = metadata.get("pad_size", 0) if isinstance(metadata, dict) else 0
     if type(num_padding_rows) is not int or not 0 <= num_padding_rows <= len(batch["sequences"]):
         raise Unreadable("its pad_size is no number of rows")
-    return batch, num_padding_rows
+    trajectories = metadata.get("trajectory_ids") if isinstance(metadata, dict) else None
+    if not isinstance(trajectories, list) or len(trajectories) < len(batch["sequences"]):
+        return batch, num_padding_rows, None
+    return batch, num_padding_rows, [str(name)[:_LONGEST_NAME] for name in trajectories]
 
 
 def _array(column: Any) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.row import read_lines
+from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import LoggedResponse
 
 _STEP: Final = "iteration"
@@ -18,7 +18,7 @@ def _tinker_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     for call in read_lines(path, tell):
         if not call.has("samples"):  # it failed
             continue
-        step = call.inside("scope").integer(_STEP)
+        scope = call.inside("scope")
         temperature = call.inside("sampling_params").number("temperature") if call.has("sampling_params") else None
         for row in call.rows("samples"):
             token_ids = row.ids("tokens")
@@ -28,12 +28,20 @@ def _tinker_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 token_ids=token_ids,
                 sampled=np.ones(token_ids.size, np.bool_),
                 log_mu=row.optional_numbers("logprobs", token_ids.size),
-                step=step,
+                step=scope.integer(_STEP),
                 weight_version=call.text("model_path"),
                 temperature=temperature,
                 group=call.where,
+                trajectory=_trajectory(scope),
                 finish_reason=row.text("stop_reason"),
             )
+
+
+def _trajectory(scope: Row) -> str | None:
+    """Calls for one trajectory of a group are its turns."""
+    if not scope.has("traj_idx"):
+        return None
+    return "/".join(scope.text(name) or "" for name in ("split", "group_idx", "traj_idx"))
 
 
 TINKER: Final = Format(

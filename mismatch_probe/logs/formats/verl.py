@@ -63,7 +63,7 @@ NAMES: Final[PickleNames] = {
 def _verl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     with saved_file(path, NAMES) as file:
         step = Row(str(path), file.content).integer("global_steps")
-        for number, (columns, tags, key) in enumerate(_rows(path, file)):
+        for number, (columns, tags, key) in sorted(enumerate(_rows(path, file)), key=_place_in_session):
             row = Row(f"sample {number} of {path}", {**tags, **columns})
             token_ids = row.ids("responses")
             yield LoggedResponse(
@@ -75,7 +75,15 @@ def _verl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 step=step,
                 weight_version=_verl_version(row),
                 group=str(key).partition("_")[0],
+                trajectory=str(key).rpartition("_")[0] if str(key).count("_") > 1 else None,
             )
+
+
+def _place_in_session(numbered_row: tuple[int, tuple[dict[str, Any], Mapping[str, Any], Any]]) -> tuple[str, int, int]:
+    """What sorts rows whose keys are `UID_SESSION_NUMBER` so that the outputs of a session follow one another."""
+    number, (_, _, key) = numbered_row
+    session, _, place = str(key).rpartition("_")
+    return session, int(place) if place.isdecimal() else 0, number
 
 
 def _rows(path: Path, file: TorchFile) -> Iterator[tuple[dict[str, Any], Mapping[str, Any], Any]]:

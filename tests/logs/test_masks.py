@@ -1,0 +1,179 @@
+"""What stands at the edges of masks: a response prefix trained as if it was sampled, and masks that are a token off."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_probe.causes.findings import LogCode
+from mismatch_probe.logs import LogChecks
+from mismatch_probe.logs.row import split_by_mask
+from mismatch_probe.records.sequences import LoggedResponse
+
+CODES = (LogCode.CONSTANT_HEAD, LogCode.MASK_EDGE)
+PREFIX = [901, 902, 903, 904, 905, 906, 907, 908, 909, 910, 911, 912]
+
+
+def response(number: int, *, rounds: int = 3, with_pi: bool = True) -> LoggedResponse:
+    """Of several rounds: 20 sampled tokens that end with 2, then 12 of a tool with one header."""
+    random = np.random.default_rng(number)
+    ids: list[int] = []
+    sampled: list[bool] = []
+    for turn in range(rounds):
+        ids += [*random.integers(20, 800, 19).tolist(), 2]
+        sampled += [True] * 20
+        if turn < rounds - 1:
+            ids += [5, 6, 7, *random.integers(20, 800, 6).tolist(), 8, 9, 10]
+            sampled += [False] * 12
+    mask = np.array(sampled)
+    log_mu = np.where(mask, -1e-3 - random.exponential(1.0, mask.size), 0.0)
+    log_mu[np.array(ids) == 2] = -0.02
+    log_pi = -np.abs(log_mu + np.where(mask, random.normal(0, 0.01, mask.size), 0.0))
+    return LoggedResponse(
+        where=f"line {number}",
+        prompt_token_ids=np.array([1, *random.integers(20, 800, 5)], np.int32),
+        token_ids=np.array(ids, np.int32),
+        sampled=mask,
+        log_mu=log_mu,
+        log_pi=log_pi if with_pi else None,
+    )
+
+
+def log(count: int = 24, **settings) -> list[LoggedResponse]:
+    return [response(number, **settings) for number in range(count)]
+
+
+def edges_found(responses: list[LoggedResponse]) -> list[tuple[str, object]]:
+    checks = LogChecks()
+    for each in responses:
+        checks.add(each)
+    return [
+        (finding.code, finding.evidence.get("edge", finding.evidence.get("tokens")))
+        for finding in checks.findings()
+        if finding.code in CODES
+    ]
+
+
+def with_prefix(each: LoggedResponse, length: int, log_mu: float, log_pi: float) -> LoggedResponse:
+    """`length` tokens that were not sampled stand first under the mask, with these log-probs."""
+
+    def grown(values, first):
+        return None if values is None else np.concatenate([first, values])
+
+    return replace(
+        each,
+        token_ids=grown(each.token_ids, np.array(PREFIX[:length], np.int32)),
+        sampled=grown(each.sampled, np.ones(length, np.bool_)),
+        log_mu=grown(each.log_mu, np.full(length, log_mu)),
+        log_pi=grown(each.log_pi, np.full(length, log_pi)),
+    )
+
+
+@pytest.mark.parametrize("length", [1, 4, 12])
+@pytest.mark.parametrize(
+    ("log_mu", "log_pi"),
+    [(np.nan, -3.0), (0.0, -3.0), (-3.0, -3.0), (np.nan, -0.01)],
+    ids=["not recorded", "0", "scored later", "not recorded, likely"],
+)
+def test_a_response_prefix_under_the_mask_is_named_with_its_length(length, log_mu, log_pi):
+    assert edges_found([with_prefix(each, length, log_mu, log_pi) for each in log()]) == [
+        (LogCode.CONSTANT_HEAD, length)
+    ]
+
+
+@pytest.mark.parametrize("log_mu", [np.nan, -3.0])
+def test_a_response_prefix_is_named_without_the_trainers_side(log_mu):
+    responses = [with_prefix(each, 4, log_mu, np.nan) for each in log(with_pi=False)]
+    assert edges_found(responses) == [(LogCode.CONSTANT_HEAD, 4)]
+
+
+def test_a_few_responses_without_the_prefix_hide_nothing():
+    responses = [with_prefix(each, 4, np.nan, -3.0) if n else each for n, each in enumerate(log(40))]
+    assert edges_found(responses) == [(LogCode.CONSTANT_HEAD, 4)]
+
+
+class TestInnocent:
+    def test_masks_as_they_should_be(self):
+        assert edges_found(log()) == []
+        assert edges_found(log(with_pi=False)) == []
+
+    @pytest.mark.parametrize("value", [0.0, -1e-6, -0.05])
+    def test_a_beginning_that_the_sampler_is_sure_of(self, value):
+        """Exact zeros that are real, as of a think token, with a trainer that is as sure."""
+        assert edges_found([with_prefix(each, 3, value, value - 1e-5) for each in log(200)]) == []
+
+    def test_copies_of_one_response(self):
+        assert edges_found([response(0)] * 30) == []
+
+    def test_greedy_responses_that_begin_alike(self):
+        assert edges_found([replace(with_prefix(each, 2, -1.5, -1.5), temperature=0.0) for each in log()]) == []
+
+    def test_a_log_without_any_log_prob_of_the_sampler(self):
+        assert edges_found([replace(each, log_mu=np.full(each.token_ids.size, np.nan)) for each in log()]) == []
+
+    def test_tool_text_that_is_the_same_everywhere(self):
+        assert edges_found([replace(each, token_ids=np.where(each.sampled, each.token_ids, 7)) for each in log()]) == []
+
+    def test_single_tokens_that_a_mask_takes_out(self):
+        """As a trainer masks tokens whose ratio is far off."""
+        responses = []
+        for number, each in enumerate(log(rounds=1)):
+            sampled = each.sampled.copy()
+            sampled[np.random.default_rng(number).choice(18, 3, replace=False) + 1] = False
+            responses.append(replace(each, sampled=sampled))
+        assert edges_found(responses) == []
+
+
+def moved(each: LoggedResponse, edge: str) -> LoggedResponse:
+    """The mask of a response with one of the edges of each stretch a token off, the numbers as they were."""
+    changes = np.diff(np.concatenate([[0], each.sampled, [0]]).astype(np.int8))
+    starts, ends = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1)
+    sampled = each.sampled.copy()
+    if edge == "begins a token early":
+        sampled[starts[1:] - 1] = True
+    elif edge == "ends a token late":
+        sampled[ends[:-1]] = True
+    elif edge == "begins a token late":
+        sampled[starts] = False
+    else:
+        sampled[ends - 1] = False
+    return replace(each, sampled=sampled)
+
+
+@pytest.mark.parametrize("edge", ["begins a token late", "ends a token early"])
+@pytest.mark.parametrize("count", [8, 24, 100])
+def test_a_mask_that_leaves_out_a_sampled_token_is_named(edge, count):
+    assert edges_found([moved(each, edge) for each in log(count)]) == [(LogCode.MASK_EDGE, edge)]
+    assert edges_found([moved(each, edge) for each in log(count, with_pi=False)]) == [(LogCode.MASK_EDGE, edge)]
+
+
+@pytest.mark.parametrize("log_pi", [-2.0, -6.0])
+def test_a_mask_that_takes_in_a_token_of_the_template_is_named(log_pi):
+    responses = [moved(each, "begins a token early") for each in log()]
+    for each in responses:
+        each.log_pi[each.sampled & (each.log_mu == 0)] = log_pi
+    assert edges_found(responses) == [(LogCode.CONSTANT_HEAD, 1)]
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.0], ids=["not recorded", "0"])
+@pytest.mark.parametrize("log_pi", [-2.0, -6.0])
+def test_a_mask_that_ends_late_is_named(value, log_pi):
+    responses = []
+    for each in log():
+        late = moved(each, "ends a token late")
+        is_extra = late.sampled & ~each.sampled
+        log_mu, log_pi_of_all = np.where(is_extra, value, each.log_mu), np.where(is_extra, log_pi, each.log_pi)
+        responses.append(replace(late, log_mu=log_mu, log_pi=log_pi_of_all))
+    assert edges_found(responses) == [(LogCode.MASK_EDGE, "ends a token late")]
+
+
+@pytest.mark.parametrize("filler", [0.0, np.nan, -9999.0])
+def test_a_row_with_its_prompt_shows_the_sampled_token_that_its_mask_leaves_out(filler):
+    own = np.array([False] * 4 + [True] * 3)
+    log_mu = np.array([filler] * 3 + [-0.5] * 4)
+    late = split_by_mask(where="", token_ids=np.arange(7, dtype=np.int32), own=own, sampled=own, log_mu=log_mu)
+    assert (late.prompt_token_ids.size, late.sampled.tolist()) == (3, [False, True, True, True])
+    scored = split_by_mask(
+        where="", token_ids=np.arange(7, dtype=np.int32), own=own, sampled=own, log_mu=np.full(7, -0.5)
+    )
+    assert scored.prompt_token_ids.size == 4, "the prompt was scored too"
