@@ -128,7 +128,7 @@ class Layout:
             is_mapping = np.ndim(row) == 0 and isinstance(parts[0], dict)
             if is_mapping or any(_is_absent(part) or _is_nan(part) for part in parts):
                 raise UsageError(
-                    f"{name} holds {parts[0]!r:.60}, which tells no prompt: give one value, or one row of token ids, "
+                    f"{name} holds {parts[0]!r:.60}, which names no prompt: give one value, or one row of token ids, "
                     "for each response"
                 )
             keys.append(_hashable_row(parts))

@@ -1,6 +1,6 @@
 """Injects every fault that can be made into real runs and scores the verdicts.
 
-    python -m benchmarks.fault_lab [--models llama demo FOLDER] [--where log training engine] [--scratch FOLDER]
+    python -m benchmarks.fault_lab [--models llama demo FOLDER] [--where clean log training engine] [--scratch FOLDER]
 
 FOLDER is that of a real checkpoint. Clean runs are recorded once by the product's own pipeline, engine faults by the
 same with the fault. Training faults are scored again on the recorded responses; faults of the log are edits of recorded
@@ -22,7 +22,7 @@ from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.fault_lab.scoring import CleanOutcome, Outcome, clean_outcomes, outcome
 from benchmarks.fault_lab.training_faults import training_faults
 
-PLACES = ("log", "training", "engine")
+PLACES = ("clean", "log", "training", "engine")
 
 
 def main() -> None:
@@ -40,7 +40,8 @@ def main() -> None:
     clean: list[CleanOutcome] = []
     for model in arguments.models:
         bench = prepared(model, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
-        clean += judge_clean(bench)
+        if "clean" in arguments.where:
+            clean += judge_clean(bench)
         outcomes += judge_faults(bench, arguments.where)
     if arguments.publish:
         publish(outcomes, clean, arguments.publish)

@@ -31,13 +31,13 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path) ->
     """Write `fault-lab.md` and `fault-lab.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "fault-lab.json"
-    judged = {model: date.today().isoformat() for model in sorted({outcome.model for outcome in clean})}
+    judged = {model: date.today().isoformat() for model in sorted({outcome.model for outcome in (*clean, *outcomes)})}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         kept = [item for item in map(read_clean_outcome, before["clean"]) if item.model not in judged]
         outcomes = [*(item for item in map(read_outcome, before["faults"]) if item.model not in judged), *outcomes]
         clean = [*kept, *clean]
-        judged |= {item.model: before["judged"][item.model] for item in kept}
+        judged = before["judged"] | judged
     outcomes.sort(key=lambda outcome: _place(outcome.model))
     clean.sort(key=lambda outcome: _place(outcome.model))
     record = {"judged": judged, "clean": as_json(clean), "faults": as_json(outcomes)}

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 
 from benchmarks.fault_lab import in_training
-from benchmarks.fault_lab.models import CHATS
+from benchmarks.fault_lab.models import CHATS, with_weights
 from benchmarks.fault_lab.recording import record
 from benchmarks.log_faults.bench import Bench, Columns
 from mismatch_probe.dtypes import Dtype
@@ -70,7 +71,7 @@ def main() -> None:
     arguments = parser.parse_args()
     bench = recorded(arguments.model.resolve(), arguments.scratch)
     other = in_training.other_weights(bench.checkpoint, arguments.scratch / "off", arguments.size)
-    open_other = in_training.on(other)
+    open_other = in_training.on(with_weights(other, other, as_bf16))
     faulty, exact = bench.scored(open_other), replace(bench, is_exact=True).scored(open_other)
     logs = (Log(bench.ref, exact, bench.pi, faulty), Log(bench.ref, exact, bench.pi, bench.mu))
     random = np.random.default_rng(0)
@@ -88,6 +89,11 @@ def main() -> None:
             f"| {sum(scores.is_named for scores in clean)} of {num_draws} |",
             flush=True,
         )
+
+
+def as_bf16(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A side holds its weights in BF16, and `explain` computes those that it holds."""
+    return tensor.bfloat16().float()
 
 
 def recorded(checkpoint: Path, scratch: Path) -> Bench:

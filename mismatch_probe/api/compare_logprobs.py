@@ -109,7 +109,7 @@ def compare_logprobs(
     base = None if entropies is None else base_of_entropies(pi[usable], entropies[usable])
     if base is not None and base.column == "entropy":
         warnings.warn(
-            f"entropy looks like logarithms to {base.name} beside the mean of -log_pi, and tells no temperature: "
+            f"entropy looks like logarithms to {base.name} beside the mean of -log_pi, and shows no temperature: "
             f"give nats, that are these times ln {base.base}",
             stacklevel=2,
         )

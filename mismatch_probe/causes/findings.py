@@ -61,7 +61,7 @@ class LogCode(Catalogued):
     )
     ZEROS_UNTOLD = OfLog(
         "{name} are exactly 0 at {zeros} of {total} sampled tokens, and none is nearly 0: the sampler was sure of "
-        "these tokens, or they were not recorded. {why}; `score` and `explain` compute a side that tells it",
+        "these tokens, or they were not recorded. {why}; `score` and `explain` compute a side that shows it",
         name="zeros_untold",
         level=Level.WARNING,
     )

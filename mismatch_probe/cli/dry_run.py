@@ -74,15 +74,15 @@ def _time(outlook: Outlook) -> list[str]:
     lines = [f"time: {total} in all, {starting} of it to start processes and load models{dominates}"]
     if time.unknown_starts:
         lines.append(
-            f"      and the start of a compiling engine, {len(time.unknown_starts)} times, which no earlier run tells"
+            f"      and the start of a compiling engine, {len(time.unknown_starts)} times, which no earlier run shows"
         )
     if time.of_servers:
-        lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here tells")
+        lines.append(f"      and what the server takes over {', '.join(time.of_servers)}, which nothing here shows")
     if time.over_ranks:
         sent_size = write_size(sum(time.received_bytes.values()))
         lines.append(
             f"      without what ranks send each other over {', '.join(time.over_ranks)}: each is sent {sent_size}, at "
-            "the speed of what connects them; an earlier run over as many ranks tells"
+            "the speed of what connects them; an earlier run over as many ranks shows it"
         )
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:

@@ -73,7 +73,7 @@ class Outlook(BaseModel):
     response_tokens: float
     """Of a response on average, as counted here."""
     response_tokens_from: str
-    """The earlier run that tells it, or `max_new_tokens` where none does."""
+    """The earlier run that shows it, or `max_new_tokens` where none does."""
     earlier_runs: list[str]
     """Whose measured stages went into `time`."""
     rates: list[Rates]

@@ -106,7 +106,7 @@ def _finding_without_majority(
             continue
         farther = _distance_ratio(replica, first, pairs)
         why = (
-            "which of the two is off is not told"
+            "which of the two is off is not known"
             if farther is None
             else f"its log-probs lie {farther} times as far from the training path's"
         )

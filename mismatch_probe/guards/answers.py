@@ -198,7 +198,7 @@ class GuardExplanation:
     sees: str = ""
     """How small a change it would see in steps like the last one, where its rule knows."""
 
-    UNTIL_A_STEP: ClassVar[str] = "told at the first step"
+    UNTIL_A_STEP: ClassVar[str] = "known at the first step"
 
     @classmethod
     def of(

@@ -243,7 +243,7 @@ class StepJudge:
             self._warned_of |= set(lacking)
             warnings.warn(
                 f"step {step} lacks {', '.join(lacking)}: guards that read this judge no step without it, and "
-                "this is told once",
+                "this warning comes once",
                 stacklevel=4,
             )
 

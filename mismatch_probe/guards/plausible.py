@@ -199,7 +199,7 @@ def tell_of_left_out(step: int, sums: Sums | None, warned_of: frozenset[str]) ->
     key = f"left out, the others measured: {sums is not None and sums.is_measured}"
     if sentence is None or key in warned_of:
         return warned_of
-    warnings.warn(f"step {step}: {sentence}; this is told once", stacklevel=3)
+    warnings.warn(f"step {step}: {sentence}; this warning comes once", stacklevel=3)
     return warned_of | {key}
 
 

@@ -132,7 +132,7 @@ def manifest_of_log(
             name=origin.models[0] if len(origin.models) == 1 else f"the policy of {Path(source).name}",
             folder="",
             fingerprint="",
-            architecture="not said by the log",
+            architecture="not named by the log",
             context_length=None,
             checkpoint_dtype=None,
             weight_bytes=0,

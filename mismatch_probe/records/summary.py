@@ -208,7 +208,7 @@ class SettingsContrast(Record):
     format: str | None = None
     """The coarsest that the settings name, FP8 for instance."""
     is_rounding: bool | None = None
-    """Whether the ratios are no larger than rounding makes them; None where it cannot be told."""
+    """Whether the ratios are no larger than rounding makes them; None where that is not known."""
 
 
 class StepSummary(Record):

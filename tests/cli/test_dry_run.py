@@ -71,7 +71,7 @@ def test_earlier_runs_are_named_where_they_tell() -> None:
 
 
 def test_a_start_that_nothing_tells_is_not_counted_and_said_so() -> None:
-    assert "and the start of a compiling engine, 1 times, which no earlier run tells" in shown(outlook(compiles=True))
+    assert "and the start of a compiling engine, 1 times, which no earlier run shows" in shown(outlook(compiles=True))
 
 
 def test_a_process_that_will_not_fit_is_warned_about() -> None:

@@ -189,7 +189,7 @@ def test_a_pipe_that_is_closed_ends_quietly(run: Path) -> None:
     words = f"set -o pipefail; {PROBE} diff {run} {run} | head -1"
     ended = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("BF16: no difference can be told")
+    assert ended.stdout.startswith("BF16: no difference can be seen")
 
 
 @pytest.mark.parametrize("forked", [True, False], ids=["forked", "started"])

@@ -75,7 +75,7 @@ def test_of_two_the_one_that_is_farther_from_the_training_path_is_named(
 
 def test_of_two_that_are_as_far_neither_is_blamed(pair: PairSummary) -> None:
     [(_, what)] = found(replica_findings(manifest(HONEST, STALE), at_distances(pair, 0.01, 0.0101)))
-    assert what.endswith("which of the two is off is not told")
+    assert what.endswith("which of the two is off is not known")
 
 
 @pytest.mark.parametrize("place", range(3))

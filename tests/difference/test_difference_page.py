@@ -68,7 +68,7 @@ def test_what_changed_stands_first_and_settings_before_versions(difference: Diff
     [
         ((1.1, 1.2, 1.3), "✕ the second is worse"),
         ((0.7, 0.8, 0.9), "✓ the second is better"),
-        ((0.9, 1.2, 1.5), "? no difference can be told"),
+        ((0.9, 1.2, 1.5), "? no difference can be seen"),
     ],
 )
 def test_the_interval_of_the_ratio_decides_what_is_said(

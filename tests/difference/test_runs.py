@@ -29,7 +29,7 @@ def test_a_run_against_itself_changes_nothing(tmp_path: Path) -> None:
     assert pair.comparison == "paired"
     assert pair.metrics["kl_k3"].difference is not None
     assert pair.metrics["kl_k3"].difference.value == 0
-    assert "no difference can be told" in pair.sentence
+    assert "no difference can be seen" in pair.sentence
 
 
 def test_a_worse_run_is_found_worse_and_the_other_way_round_better(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_pair_with_no_usable_response_says_so(run: EvaluationDirectory) -> Non
     pair = evaluated(run).pairs[0]
     assert pair.under_pi is None
     assert pair.responses_left_out == 80
-    assert "cannot be told" in sentence(pair)
+    assert "cannot be estimated" in sentence(pair)
 
 
 def test_a_reward_that_is_no_number_is_named(run: EvaluationDirectory) -> None:

@@ -70,7 +70,7 @@ def test_what_a_masked_array_hides_is_in_no_sum() -> None:
 
 @pytest.mark.parametrize("absent", [np.nan, None, {"id": 1}])
 def test_what_tells_no_prompt_is_refused(absent: Any) -> None:
-    with pytest.raises(UsageError, match="tells no prompt"):
+    with pytest.raises(UsageError, match="names no prompt"):
         batch(1, prompt_ids=[absent, *range(RESPONSES - 1)]).measure()
 
 

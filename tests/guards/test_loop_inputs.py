@@ -28,7 +28,7 @@ def test_a_loop_that_gives_everything_has_every_guard_on_and_a_clean_run_fires_n
 
 def test_an_absent_input_switches_guards_off_with_one_warning() -> None:
     guards = Guards.default(can={"skip", "stop"})
-    assert {guard.state for guard in guards.explain()} == {"told at the first step"}
+    assert {guard.state for guard in guards.explain()} == {"known at the first step"}
     bare = batch(1, entropy=None, rewards=None, prompt_ids=None, truncated=None)
     with pytest.warns(
         UserWarning, match=r"^guards that are off here for lack of an input: \d+ of \d+; print\(guards.explain\(\)\)"

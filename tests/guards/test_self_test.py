@@ -27,7 +27,7 @@ def test_every_fault_is_seen() -> None:
     assert seen["rewards times 1e+06"].guards[0] == "reward-scale"
     assert seen["a mask that leaves no token"].guards == ("no-tokens",)
     assert np.array_equal(given.log_mu, before)
-    assert {guard.state for guard in GUARDS.explain()} == {"told at the first step"}
+    assert {guard.state for guard in GUARDS.explain()} == {"known at the first step"}
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_a_gap_that_is_seen_has_its_size_and_its_interval(gap: Estimate, verb: s
 )
 def test_what_cannot_be_told_is_not_told(changes: dict[str, Any]) -> None:
     text = top(page_of(evaluation(pair(Dtype.BF16, **changes))))
-    assert text.startswith(" ? cannot be told")
+    assert text.startswith(" ? cannot be estimated")
 
 
 def test_both_policies_stand_in_the_figure_with_their_intervals_and_counts() -> None:

@@ -147,7 +147,7 @@ def test_a_dry_run_says_what_it_cannot_tell_of_a_server(vllm: RealServer, tmp_pa
     words = ("--train", "bf16", "--infer", of_server(vllm.url), "--out", tmp_path / "run")
     planned = probe("compare", *SMALL, *words, "--dry-run", code=ExitCode.PASS)
     assert (
-        "and what the server takes over sample-prod, sample-infer-prod-alone, which nothing here tells"
+        "and what the server takes over sample-prod, sample-infer-prod-alone, which nothing here shows"
         in planned.stdout
     )
     assert "memory: engine-prod" not in planned.stdout

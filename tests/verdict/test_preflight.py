@@ -279,7 +279,7 @@ def test_a_server_that_says_all_and_does_as_it_says_is_not_accused() -> None:
 @pytest.mark.parametrize(
     ("applied", "settings_asked_for", "setting", "level", "words"),
     [
-        ({"prefill": False}, {}, "prefill", "note", "nothing is said of decoding against prefill"),
+        ({"prefill": False}, {}, "prefill", "note", "nothing is known of decoding against prefill"),
         ({"dtype_known_from": "the side's own words"}, {}, "dtype", "note", "bf16 is what the side was given"),
         ({"weights_are_labelled": False}, {}, "weight_version", "note", "does not label its weights"),
         (
@@ -297,7 +297,7 @@ def test_a_server_that_says_all_and_does_as_it_says_is_not_accused() -> None:
             "error",
             "does not draw its tokens from the log-probs",
         ),
-        ({"replay_temperature": 0.7}, {"log_probs": None}, "asked.log_probs", "warning", "could not be told"),
+        ({"replay_temperature": 0.7}, {"log_probs": None}, "asked.log_probs", "warning", "is not known"),
         (
             {"logprobs_mode": "raw_logprobs"},
             {},

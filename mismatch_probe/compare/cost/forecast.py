@@ -59,7 +59,7 @@ class StageForecast(BaseModel):
 
     stage: str
     start: Span | None
-    """From the end of the stage before to the first batch; None where nothing measured tells it."""
+    """From the end of the stage before to the first batch; None where nothing measured shows it."""
     work: Span
     """Of its batches."""
 

@@ -58,7 +58,7 @@ class ResponseLengths:
     mean_tokens: float
     longest_tokens: int
     source: str
-    """The earlier run that tells it, or `max_new_tokens`."""
+    """The earlier run that shows it, or `max_new_tokens`."""
 
     def limited_to(self, most: int) -> "ResponseLengths":
         return ResponseLengths(min(self.mean_tokens, most), min(self.longest_tokens, most), self.source)

@@ -303,4 +303,4 @@ def _fix(summary: Summary, pair: PairSummary) -> Tile:
     look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
     is_of_log = any(other.is_logged for other in summary.pairs)
     advice = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
-    return Tile("Next step", words_in_short(pair.verdict.code) or look, f"as said below; then {advice}")
+    return Tile("Next step", words_in_short(pair.verdict.code) or look, f"see below; then {advice}")

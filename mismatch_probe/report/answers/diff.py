@@ -237,9 +237,9 @@ def _diff_tiles(pair: PairDifference, changes: Sequence[ChangeInStages]) -> list
 def _reading_of_metric(metric: MetricDifference) -> str:
     ratio = metric.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
-        return "no interval, so nothing is said of it"
+        return "no interval, so no answer"
     holds_1 = ratio.low <= 1 <= ratio.high
-    meaning = "no difference can be told: the interval holds 1" if holds_1 else "the interval leaves 1 out"
+    meaning = "no difference can be seen: the interval holds 1" if holds_1 else "the interval leaves 1 out"
     return f"{write_estimate(ratio).interval}; {meaning}"
 
 
@@ -248,7 +248,7 @@ def _badge(pair: PairDifference) -> Badge:
         return Badge("broken", "no ratio")
     ratio = pair.metrics["abs_logprob_diff"].ratio
     if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 1 <= ratio.high:
-        return Badge("undecided", "no difference can be told")
+        return Badge("undecided", "no difference can be seen")
     return Badge("bug", "the second is worse") if ratio.value > 1 else Badge("clean", "the second is better")
 
 
@@ -289,7 +289,7 @@ def _pair_section(number: int, pair: PairDifference, names: tuple[str, str]) -> 
                 "; ".join(
                     f"{name} {write_estimate(metric.ratio)}" for name, metric in _main_metrics(pair) if metric.ratio
                 ),
-                "The dotted line is no change; a bar that crosses it tells no difference.",
+                "The dotted line is no change; a bar that crosses it shows no difference.",
             ),
             pair,
             SHOWN_METRICS,

@@ -43,7 +43,7 @@ def sentence(pair: PairAccuracy) -> str:
     name = f"trained in {side_label(pair.train)}, deployed in {side_label(pair.infer)}"
     if pair.undecided is not None:
         advice = "" if pair.direct else "; --sample-pi samples from pi itself"
-        return f"{name}: accuracy under pi cannot be told from these responses, {pair.undecided}{advice}"
+        return f"{name}: accuracy under pi cannot be estimated from these responses, {pair.undecided}{advice}"
     gap = pair.gap
     if gap is None or gap.low is None or gap.high is None:
         return f"{name}: all responses earned the same, so they cannot show a gap"
@@ -64,7 +64,7 @@ def badge(pair: PairAccuracy) -> Badge:
     """A loss is what somebody has to act on; what overlaps zero is no loss that was seen."""
     gap = pair.gap
     if pair.undecided is not None or gap is None or gap.low is None or gap.high is None:
-        return Badge("undecided", "cannot be told")
+        return Badge("undecided", "cannot be estimated")
     if gap.low <= 0 <= gap.high:
         return Badge("clean", "no gap seen")
     return Badge("bug", "deployment loses") if gap.value > 0 else Badge("precision", "deployment gains")

@@ -124,7 +124,7 @@ def gate_section(result: GateResult) -> Section:
         blocks.append(checks_table(result.checks))
     if result.notes:
         blocks.append(Note("What the gate could not check, or left out:", result.notes))
-    return Section("gate", "What the gate said", f"Judged by {result.gate_file}{_rests_on(result)}.", blocks)
+    return Section("gate", "The answer of the gate", f"Judged by {result.gate_file}{_rests_on(result)}.", blocks)
 
 
 def gate_badge(result: GateResult) -> Badge:

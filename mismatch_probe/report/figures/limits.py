@@ -122,10 +122,10 @@ def linear_range(values: Sequence[float], limits: Sequence[float]) -> tuple[floa
     return low - room, high + room
 
 
-Effect = Literal["told", "changed", "stopped"]
+Effect = Literal["reported", "changed", "stopped"]
 
 _LOOKS: Final[dict[Effect, tuple[str, str]]] = {
-    "told": ("circle-open", "mask"),
+    "reported": ("circle-open", "mask"),
     "changed": ("diamond", "reject"),
     "stopped": ("x", "reject"),
 }

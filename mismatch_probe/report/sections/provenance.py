@@ -16,7 +16,7 @@ from mismatch_probe.records.training_run import TrainingManifest
 from mismatch_probe.report.names import pair_label, visible
 from mismatch_probe.report.view import Block, Cell, Column, Command, Note, Section, Table
 
-_NOT_TOLD = "could not be told"
+_NOT_KNOWN = "is not known"
 
 
 def server_tables(manifest: Manifest) -> list[Table]:
@@ -41,9 +41,9 @@ def _answers(effective: Mapping[str, Any], probes: Mapping[str, Any]) -> Iterato
         "software",
         f"{effective.get('software') or 'unknown'}, asked at {effective.get('url')}{effective.get('protocol')}",
     )
-    yield "servers at this address", str(probes.get("processes") or _NOT_TOLD)
+    yield "servers at this address", str(probes.get("processes") or _NOT_KNOWN)
     yield "model", f"{effective.get('model')}, from {effective.get('model_root') or 'it does not say where'}"
-    yield "longest sequence", f"{effective.get('max_model_len') or _NOT_TOLD} tokens"
+    yield "longest sequence", f"{effective.get('max_model_len') or _NOT_KNOWN} tokens"
     yield "dtype", f"{effective.get('dtype')}, known from {effective.get('dtype_known_from')}"
     label = effective.get("weight_version")
     yield (
@@ -51,24 +51,24 @@ def _answers(effective: Mapping[str, Any], probes: Mapping[str, Any]) -> Iterato
         str(label) if effective.get("weights_are_labelled") else f"none ({label or 'it gives none'})",
     )
     yield "prompt ids come back", _yes_or_no(probes.get("echoes_prompt_ids"))
-    yield "log-probs are those", str(probes.get("log_probs") or _NOT_TOLD)
+    yield "log-probs are those", str(probes.get("log_probs") or _NOT_KNOWN)
     yield "the same request again", _write_move(probes.get("again"))
     yield "the same among others", _write_move(probes.get("in_a_crowd"))
     yield "the same with its prompt cached", _write_move(probes.get("behind_the_cache"))
     yield "one seed gives the same tokens", _yes_or_no(probes.get("same_tokens"))
     yield "refuses ids that the checkpoint lacks", _yes_or_no(probes.get("refuses_unknown_ids"))
     p_value = probes.get("sampled_as_said")
-    yield "tokens are drawn as its log-probs say", _NOT_TOLD if p_value is None else f"p = {write_number(p_value)}"
+    yield "tokens are drawn as its log-probs say", _NOT_KNOWN if p_value is None else f"p = {write_number(p_value)}"
     yield "prompt log-probs", "asked for, one response at a time" if effective.get("prefill") else "not asked for"
 
 
 def _yes_or_no(value: object) -> str:
-    return {True: "yes", False: "no"}.get(value, _NOT_TOLD) if isinstance(value, bool) else _NOT_TOLD
+    return {True: "yes", False: "no"}.get(value, _NOT_KNOWN) if isinstance(value, bool) else _NOT_KNOWN
 
 
 def _write_move(nats: object) -> str:
     if not isinstance(nats, int | float):
-        return _NOT_TOLD
+        return _NOT_KNOWN
     return "the same bits" if nats == 0 else f"log-probs move by up to {write_number(nats)} nats"
 
 

@@ -264,7 +264,7 @@ def _ids_of_break(text: str, ids: Sequence[int], count: int) -> str:
 
 
 def _files(origin: LogOrigin) -> Table:
-    words_for_finished = {None: "not said", True: "yes", False: "no"}
+    words_for_finished = {None: "not known", True: "yes", False: "no"}
     columns: list[Column[LogFile]] = [
         Column("file", lambda file: visible(file.path)),
         Column("step", lambda file: "" if file.step is None else str(file.step)),

@@ -212,7 +212,7 @@ def _training_panel(course: Course, *, is_alone: bool) -> Panel:
 def _effect(firing: Firing) -> Effect:
     if firing.stopped_the_run:
         return "stopped"
-    return "changed" if firing.changed_the_run else "told"
+    return "changed" if firing.changed_the_run else "reported"
 
 
 def _firings(course: Course) -> Table:

@@ -307,7 +307,7 @@ SERVER_SAMPLING: Final = (
         ("infer.asked.log_probs", "infer.replay_temperature"),
         lambda log_probs, temperature: log_probs is None and temperature != 1,
         "warning",
-        "whether the server's log-probs are those before or after temperature could not be told",
+        "whether the server's log-probs are those before or after temperature is not known",
         "Sample at temperature 1, where both are the same.",
         side="mu",
         code=Code.TEMPERATURE,
@@ -368,7 +368,7 @@ SERVER_PREFILL: Final = SettingRule(
     ("infer.prefill",),
     lambda prefill: not prefill,
     "note",
-    "the server was not asked for prompt log-probs, whole distributions or experts: nothing is said of decoding "
+    "the server was not asked for prompt log-probs, whole distributions or experts: nothing is known of decoding "
     "against prefill, of where in the context a deviation sets in, or of the exact KL",
     "Where the server has memory to spare, prefill=true asks for prompt log-probs one response at a time; they have "
     "ended production servers.",

@@ -64,7 +64,7 @@ def _one_sided(
         level="note",
         setting="adapter",
         what=f"{where} computes with the adapter {adapter['folder']}; {other} has none and loads another checkpoint",
-        advice="The two agree where that checkpoint has the adapter merged in; FP32 on both sides tells.",
+        advice="The two agree where that checkpoint has the adapter merged in; FP32 on both sides shows it.",
     )
 
 
