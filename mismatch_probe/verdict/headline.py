@@ -168,6 +168,8 @@ def _of_settings(pair: PairSummary, contrast: SettingsContrast, pairs: Sequence[
 def _what_costs(pair: PairSummary) -> str:
     if pair.verdict.code == Code.ROUTING:
         return f"Experts chosen otherwise by rounding in {_name_of_pair(pair)} cost"
+    if pair.is_logged:
+        return "Rounding of the log's sides costs"
     return f"{_name_of_pair(pair)} rounding costs"
 
 
