@@ -1,4 +1,4 @@
-"""What a broken prefix costs: conversations of a real model under four templates, scored as a trainer joins turns.
+"""What a broken prefix costs: conversations of a real model under three templates, scored as a trainer joins turns.
 
     python -m benchmarks.turns CHECKPOINT SCRATCH --publish reports/turns.md
 
@@ -8,18 +8,20 @@ are FP32, so that what remains is the cost of the other context.
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mismatch_probe.cli.app import run as run_command
+
 CHATS = Path("examples/prompts/chats.jsonl")
-FOLLOW_UPS = ("Say that in other words.", "And why is that so?")
-NUM_TOKENS = 48
+FOLLOW_UPS = ("Say that in other words.",)
+NUM_TOKENS = 24
 
 Render = Callable[[Any, list[int], list[int], int], list[int]]
 """The history that the next prompt begins with, from tokenizer, prompt, completion and the number of the turn."""
@@ -38,20 +40,10 @@ def without_first_half(tokenizer: Any, prompt: list[int], completion: list[int],
     return [*prompt, *completion[len(completion) // 2 :]]
 
 
-def other_header(tokenizer: Any, prompt: list[int], completion: list[int], turn: int) -> list[int]:
-    """As a template writes the time into the system's message."""
-    end = tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"][0]
-    clock = tokenizer(f" It is 10:0{turn + 1}.", add_special_tokens=False)["input_ids"]
-    place = prompt.index(end)
-    head = prompt[:place] if turn == 0 else prompt[: place - len(clock)]
-    return [*head, *clock, *prompt[place:], *completion]
-
-
 TEMPLATES: dict[str, Render] = {
     "as it was sampled": as_sampled,
     "its text tokenized again": tokenized_again,
     "without the first half of each answer": without_first_half,
-    "with the time in the system's message": other_header,
 }
 
 
@@ -100,8 +92,8 @@ def conversations(model: Any, tokenizer: Any, render: Render, num_prompts: int) 
 
 
 def run(*words: object) -> None:
-    command = [sys.executable, "-m", "mismatch_probe", *map(str, words)]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    with redirect_stdout(StringIO()):
+        run_command([str(word) for word in words])
 
 
 def metrics_of(log: Path, checkpoint: Path, folder: Path) -> dict[str, Any]:
@@ -141,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("scratch", type=Path)
-    parser.add_argument("--num-prompts", type=int, default=24)
+    parser.add_argument("--num-prompts", type=int, default=12)
     parser.add_argument("--publish", type=Path)
     flags = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(flags.checkpoint)
@@ -167,7 +159,7 @@ def main() -> None:
 
 REPORT = """# What a broken prefix costs
 
-SmolLM2-135M-Instruct in {num_prompts} conversations of three turns, at most 48 tokens each, under four templates. The
+SmolLM2-135M-Instruct in {num_prompts} conversations of two turns, at most 24 tokens each, under three templates. The
 model samples each turn from what the template rendered of the turns before; both sides are FP32, so that the mismatch
 is the cost of another context. *Own*: each turn behind the prompt that it was sampled from. *Joined*: the turns behind
 a break, behind all that was sampled and observed before, as a trainer has them that joins the turns (`RUN/joined`).

@@ -235,7 +235,6 @@ class Code(Catalogued):
         name="period",
         in_short="Change the block size",
         is_in_the_model=True,
-        in_a_log="Change chunk size and KV page of the side that errs: the period moves with its cause.",
     )
     PACKING = Mismatch(
         "{side} departs from its declared settings: {what}.",

@@ -223,10 +223,8 @@ class TurnChecks:
         (first, last), count = self._marks.most_common(1)[0]
         if count < 0.8 * num_dropped:
             return ""
-        texts = (
-            f"{first} and {last}" if self._text_of is None else " and ".join(map(repr, self._text_of([first, last])))
-        )
-        return f", from {texts} on both ends"
+        start, end = (str(first), str(last)) if self._text_of is None else map(repr, self._text_of([first, last]))
+        return f", which begins with {start} and ends with {end}"
 
 
 def _turn_of(response: LoggedResponse) -> _Turn:

@@ -98,7 +98,7 @@ def test_what_is_left_out_is_told_once_and_the_mismatch_beside_it_is_seen() -> N
     with pytest.warns(UserWarning, match="guards that are off"):
         assert not guards.observe(batch(1)).events
     with pytest.warns(
-        UserWarning, match=r"step 2: 2 of \d+ tokens \(.* lack a log-prob and are left out; this is told"
+        UserWarning, match=r"step 2: 2 of \d+ tokens \(.* lack a log-prob and are left out; this warning comes once"
     ):
         guards.observe(lacking([3, 4], batch(2)))
     with warnings.catch_warnings():

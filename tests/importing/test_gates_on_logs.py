@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.importing.imported import imported
 from tests.importing.logs import log_of_levels, row, rows, write
@@ -164,3 +165,18 @@ def log_of_turns(path: Path, num_broken: int) -> Path:
             for prompt, completion in turns
         ],
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_broken", [0, 2])
+def test_turns_behind_a_break_are_written_as_a_trainer_has_them(tmp_path: Path, num_broken: int) -> None:
+    log = log_of_turns(tmp_path / "log.jsonl", num_broken)
+    answer = probe("import", log, "--out", tmp_path / "run", code=ExitCode.INCONCLUSIVE)
+    joined = tmp_path / "run" / "joined"
+    assert joined.exists() == (num_broken > 0) == ("What that costs" in answer.stdout)
+    if num_broken:
+        run = RunDirectory(tmp_path / "joined-run")
+        probe("import", joined, "--out", run.path, code=ExitCode.INCONCLUSIVE)
+        origin = run.read_manifest().log
+        assert origin.num_responses == 3 * num_broken
+        assert origin.turns.num_broken == 0

@@ -296,3 +296,21 @@ def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_
     assert "an import begins anew" in probe("import", log, "--out", run, code=ExitCode.USAGE).stderr
     probe("report", run, "--recompute", code=ExitCode.PASS)
     assert pair_of(RunDirectory(run)).counts.num_sequences == len(rows())
+
+
+@pytest.mark.slow
+def test_a_log_whose_sides_part_once_in_each_chunk_is_named_and_one_that_does_not_is_not(tmp_path: Path) -> None:
+    for name, nats in (("chunked", 1.0), ("whole", 0.0)):
+        written = []
+        for number in range(32):
+            line = row(number, tokens=200) | {"prompt_token_ids": list(range(1, 20 + number))}
+            places = 19 + number + np.arange(200)
+            log_pi = np.asarray(line["train_logprobs"]) - nats * (places % 64 == 63)
+            written.append(line | {"train_logprobs": log_pi.clip(max=0).tolist()})
+        (tmp_path / name).mkdir()
+        verdict = pair_of(imported(tmp_path / name, write(tmp_path / name / "log.jsonl", written))).verdict
+        assert (verdict.code == "period") == bool(nats), verdict
+        if nats:
+            assert verdict.sentence == (
+                "The training path errs once in every 64 places of the context, at 63 from the start of each block."
+            )

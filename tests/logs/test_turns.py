@@ -53,7 +53,7 @@ def test_the_place_of_a_break_is_that_of_the_first_other_token():
 
 def test_the_ends_of_blocks_that_are_left_out_are_named():
     [finding] = checks_of([conversation(number, turns.without_thinking) for number in range(5)]).findings()
-    assert f"from {turns.THINK} and {turns.THINK_END} on both ends" in finding.sentence
+    assert f"begins with {turns.THINK} and ends with {turns.THINK_END}" in finding.sentence
 
 
 def test_another_end_of_a_turn_is_no_insertion():

@@ -87,6 +87,12 @@ def test_tails_first_tokens_fixed_places_and_repeated_text_have_none(seed: int) 
         assert period_of(changed(found, rounding + is_off * random.normal(0, 1.0, sequences.num_tokens))) is None
 
 
+def test_responses_to_one_prompt_have_none_since_their_text_may_repeat() -> None:
+    found = with_seams(bf16_world(), 64, 63, 1.0, "pi")
+    sequences = replace(found.pair.sequences, clusters=np.zeros(48, int))
+    assert period_of(replace(found, pair=replace(found.pair, sequences=sequences))) is None
+
+
 def test_few_tokens_have_none() -> None:
     given = simulated.world(2, 40)
     assert period_of(with_seams(replace(given, prompt_lengths=np.zeros(2, int)), 16, 0, 3.0, "pi")) is None

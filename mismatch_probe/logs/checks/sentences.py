@@ -245,7 +245,7 @@ _FEWEST_RUNS: Final = 8
 _NEARLY_ALL: Final = 0.95
 _FEW: Final = 0.05
 _IMPOSSIBLE_NATS: Final = 20.0
-_UNLIKELY_NATS_A_TOKEN: Final = 1.0
+_UNLIKELY_NATS_A_TOKEN: Final = 1.5
 _FEWEST_DIFFERENT: Final = 4
 _IDS_OF_A_HEAD: Final = 8
 
@@ -333,7 +333,7 @@ def _constant_head(sums: HeadSums, edges: EdgeSums, what: str) -> LogFinding | N
         alike=write_count(alike),
         runs=write_count(sums.runs),
         what=what,
-        number=write_many(length, "token") + (" or more" if length == LONGEST_HEAD else ""),
+        number="token" if length == 1 else f"{length} tokens{' or more' if length == LONGEST_HEAD else ''}",
         ids=", ".join(map(str, ids[:_IDS_OF_A_HEAD])) + (", ..." if length > _IDS_OF_A_HEAD else ""),
         why=why,
     )

@@ -238,7 +238,8 @@ BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for 
 """Sizes that chunks, pages and tiles have, in tokens."""
 
 LEAST_TOKENS_OF_PERIOD = 256
-LEAST_RESPONSES = 3
+LEAST_PROMPTS = 3
+"""Text that repeats, as the rows of a table do, has a period too, in the responses to one prompt."""
 LEAST_AT_PHASE = 8
 """Tokens at one phase, uncertain ones."""
 
@@ -268,7 +269,7 @@ class Period:
 
 
 def period_of(disagreement: Disagreement) -> Period | None:
-    """The block and phase that stand out; None where none does, in two blocks of the context and three responses."""
+    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
     sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
     if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
         return None
@@ -288,7 +289,8 @@ def period_of(disagreement: Disagreement) -> Period | None:
     numbers = places[is_at] // block
     per_block = np.bincount(numbers, sizes[is_at])
     rest = is_at & (places // block != per_block.argmax())
-    if times < OUTSTANDING or len(np.unique(rows[is_at])) < LEAST_RESPONSES or not rest.any():
+    num_prompts = len(np.unique(sequences.cluster_index[rows[is_at]]))
+    if times < OUTSTANDING or num_prompts < LEAST_PROMPTS or not rest.any():
         return None
     of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
     if of_rest < STANDARD_ERRORS_OF_REST:
