@@ -266,8 +266,8 @@ _SCORE_IN_FP32: Final = (
 )
 
 _SERVER_BESIDE_ENGINE: Final = (
-    "Beside the engine here, in the same dtype and in FP32, what is the server's own shows: other weights than the "
-    "checkpoint's, quantised ones, another dtype than was declared"
+    "The engine here, in the same dtype and in FP32, shows what only the server does: weights other than the "
+    "checkpoint's, quantised weights, another dtype than was declared"
 )
 
 
