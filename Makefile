@@ -60,7 +60,7 @@ $(DOCS_VENV)/.ready: requirements/docs.lock
 	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps -r requirements/docs.lock
 	touch $@
 
-release-check: $(READY) ## Build sdist and wheel into dist, and try the wheel in an environment with nothing but what it declares
+release-check: $(READY) ## Build sdist and wheel into dist, and try the wheel in an environment with nothing but what it declares; FROM_INDEX=1 has pip install that
 	rm -rf dist
 	DIST=$(abspath dist) $(BIN)/python -m pytest -q tests/release
 	$(BIN)/python -m tests.release.installs

@@ -144,8 +144,9 @@ def _layout_result(check: LayoutCheck, run: FirstStep, baseline: FirstStep) -> C
     if metric.is_relative:
         distance = 0.0 if is_void else distance / max(abs(before), _SMALLEST_LOSS)
     is_kept = check.is_kept_by(distance)
-    written_distance = f"{100 * distance:.3g} %" if metric.is_relative else write_number(distance)
-    comparison = "both cancel to 0" if is_void else f"{written_distance} from the baseline's {write_number(before)}"
+    share = f"{100 * distance:.3g} %" if metric.is_relative else write_number(distance)
+    comparison = f"{share} from the baseline's {write_number(before)}" if distance else "equal to the baseline's"
+    comparison = "both cancel to 0" if is_void else comparison
     judgement = f"{check.bound} is {'kept' if is_kept else 'broken'}"
     return CheckResult(
         metric=check.metric,

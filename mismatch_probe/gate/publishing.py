@@ -72,7 +72,8 @@ def _markdown_mark(cell: Cell) -> str:
 
 
 def _basis_lines(result: GateResult) -> list[str]:
-    lines = [f"run {result.run}, gate file {result.gate_file}"]
+    is_file = not result.gate_file.startswith("preset ")
+    lines = [f"run {result.run}, {'gate file ' if is_file else ''}{result.gate_file}"]
     if result.model is not None:
         lines.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
     if result.baseline is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ def computing(device: torch.device) -> Iterator[None]:
 
 
 SAMPLED_BY = "transformers generate, in fp32"
+_MOST_TOGETHER: Final = 32
+"""Responses that are sampled in one batch; a step of it takes hardly longer than one of a single response."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,16 @@ def sample_responses(
     _require_finite(model, problems.prompts[0].token_ids)
     sampling, ends = settings.sampling, end_token_ids(model)
     sequences, prompt_ids, texts = [], [], []
-    for number, prompt in enumerate(problems.prompts):
-        tell(f"prompt {number + 1} of {len(problems.prompts)}")
-        seed = int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0])
+    samples = sampling.samples_per_prompt
+    num_together = max(1, _MOST_TOGETHER // samples)
+    for first in range(0, len(problems.prompts), num_together):
+        prompts = problems.prompts[first : first + num_together]
+        tell(f"prompt {first + 1} of {len(problems.prompts)}")
+        seed = int(np.random.SeedSequence([sampling.seed, first]).generate_state(1)[0])
         with computing(model.device):
-            responses = generate(model, [prompt.token_ids], sampling, ends, seed, samples=sampling.samples_per_prompt)
-        for sample, response in enumerate(responses):
+            responses = generate(model, [prompt.token_ids for prompt in prompts], sampling, ends, seed, samples=samples)
+        for row, response in enumerate(responses):
+            prompt, sample = prompts[row // samples], row % samples
             sequences.append(TokenSequence(f"{prompt.prompt_id}/{sample}", prompt.token_ids, response.token_ids))
             prompt_ids.append(prompt.prompt_id)
             if problems.reward is not None:

@@ -141,9 +141,15 @@ def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int] | None:
         kind: ShapeKind = "step_up" if level_at_last > level_at_first else "step_down"
         first, last, place = level_at_first, level_at_last, cut
     else:
-        first, last, place = start, start + slope * (size - 1 - onset), onset
+        end = start + slope * (size - 1 - onset)
+        first, last, place = _within(start, calm[: max(onset, edge)]), _within(end, calm[-edge:]), onset
         kind = "growing" if slope > 0 else "falling"
     return (kind, first, last, int(place)) if abs(last - first) >= np.log(LEAST_FOLD) else None
+
+
+def _within(level: float, logs: Floats) -> float:
+    """The level, no farther out than the values it is a level of, since a line is only near a curve that bends."""
+    return float(np.clip(level, logs.min(), logs.max()))
 
 
 def _without_spikes(logs: Floats) -> Floats:

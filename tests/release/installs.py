@@ -2,9 +2,11 @@
 
     python -m tests.release.installs    # the size of each extra
 
-An environment made of them has nothing else in it, and needs no network.
+An environment made of them has nothing else in it, and needs no network. With `FROM_INDEX` pip installs the wheel and
+what it requires from its index instead, as a user has it done.
 """
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -81,6 +83,9 @@ class CleanEnvironment:
     def make(cls, folder: Path, wheel: Path) -> "CleanEnvironment":
         venv.EnvBuilder(symlinks=True).create(folder)
         environment = cls(folder)
+        if os.environ.get("FROM_INDEX"):
+            subprocess.run([*environment._pip, "install", "--no-compile", str(wheel)], check=True, capture_output=True)
+            return environment
         for package in installed(declared()).values():
             environment._link(package)
         environment.pip("install", "--no-deps", str(wheel), check=True)
@@ -101,10 +106,12 @@ class CleanEnvironment:
 
     def pip(self, *words: str, check: bool = False) -> subprocess.CompletedProcess[str]:
         """The pip of the tests, on this environment, without an index."""
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python)]
-        return subprocess.run(
-            [*command, words[0], "--no-index", *words[1:]], check=check, capture_output=True, text=True
-        )
+        command = [*self._pip, words[0], "--no-index", *words[1:]]
+        return subprocess.run(command, check=check, capture_output=True, text=True)
+
+    @property
+    def _pip(self) -> list[str]:
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python)]
 
     def _link(self, package: Distribution) -> None:
         """Its files stay where they are; a link to each part that lies in `site-packages`."""

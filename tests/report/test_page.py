@@ -243,7 +243,7 @@ def test_a_report_is_written_from_the_records_alone(tmp_path: Path, page: str) -
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         write_report(RunDirectory(tmp_path))
-    (tmp_path / "manifest.json").write_text('{"manifest_version": 1}', encoding="utf-8")
+    RunDirectory(tmp_path).write_manifest(samples.manifest())
     with pytest.raises(RunDirectoryError, match=r"summary\.json does not exist"):
         write_report(RunDirectory(tmp_path))
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")

@@ -97,3 +97,10 @@ def test_few_or_no_values_have_no_shape() -> None:
     assert shape_of(np.ones(5)).kind == "too_short"
     assert shape_of(np.zeros(50)).kind == "too_short"
     assert shape_of(np.ones(50)).kind == "flat"
+
+
+def test_a_level_is_never_beyond_what_was_logged_of_a_curve_that_bends() -> None:
+    rising = 1e-3 + 0.7 / (1 + np.exp(-(np.arange(40) - 25) / 2))
+    shape = shape_of(rising)
+    assert shape.kind in ("growing", "step_up")
+    assert rising[0] <= shape.first_level <= shape.last_level <= rising[-1]

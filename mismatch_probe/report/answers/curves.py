@@ -226,7 +226,11 @@ def _files_read(reading: CurveReading) -> Iterator[Note]:
 def _figure(curves: Sequence[MetricCurve]) -> Figure:
     panels = [_panel(number, curve) for number, curve in enumerate(curves[:_MOST_PANELS])]
     return Figure(
-        "curves", "Running means inside their range, as the trainer logged them.", panels, [], dense=len(panels) > 2
+        "curves",
+        "Lines are running means of what the trainer logged, the bands around them its range.",
+        panels,
+        [],
+        dense=len(panels) > 2,
     )
 
 
@@ -236,4 +240,4 @@ def _panel(number: int, curve: MetricCurve) -> Panel:
     heading = Heading(f"curve-{number}", curve.words, f"{curve.words} over the steps: {curve.shape_words}", curve.name)
     is_positive = bool((values[np.isfinite(values)] > 0).any())
     scale: AxisScale = "log" if curve.metric not in _LINEAR and is_positive else "linear"
-    return draw(heading, [line], [], curve.words, scale, max(1, int(curve.steps[-1])), _HEIGHT)
+    return draw(heading, [line], [], "value", scale, max(1, int(curve.steps[-1])), _HEIGHT)

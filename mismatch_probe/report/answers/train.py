@@ -208,7 +208,7 @@ def _extremes(summary: TrainingSummary) -> Cell:
 
 def _guards_cell(course: Course, summary: TrainingSummary) -> Cell:
     if summary.num_events:
-        return WrittenNumber(write_count(summary.num_events), "firings")
+        return WrittenNumber(write_count(summary.num_events), "firing" if summary.num_events == 1 else "firings")
     return WrittenNumber("silent", f"{course.num_guards_on} on") if course.num_guards_on else "silent"
 
 

@@ -233,13 +233,15 @@
 
   // Commands are copied, tables are sorted.
   for (const command of document.querySelectorAll("pre.block, .advice li:has(code)")) {
+    const code = command.matches("li") ? command.lastChild : command.querySelector("code");
+    if (code.nodeName !== "CODE") continue; // a name in a sentence is no command
     const button = document.createElement("button");
     button.type = "button";
     button.className = "copy";
     button.textContent = "Copy";
     button.addEventListener("click", async () => {
       const range = document.createRange();
-      range.selectNodeContents(command.querySelector("code"));
+      range.selectNodeContents(code);
       getSelection().removeAllRanges();
       getSelection().addRange(range);
       await navigator.clipboard?.writeText(range.toString()).then(() => (button.textContent = "Copied"), () => {});
