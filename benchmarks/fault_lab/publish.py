@@ -31,7 +31,8 @@ def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path) ->
     """Write `fault-lab.md` and `fault-lab.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "fault-lab.json"
-    judged = {model: date.today().isoformat() for model in sorted({outcome.model for outcome in (*clean, *outcomes)})}
+    models = {*(outcome.model for outcome in clean), *(outcome.model for outcome in outcomes)}
+    judged = {model: date.today().isoformat() for model in sorted(models)}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         kept = [item for item in map(read_clean_outcome, before["clean"]) if item.model not in judged]
