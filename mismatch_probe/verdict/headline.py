@@ -168,6 +168,8 @@ def _of_settings(pair: PairSummary, contrast: SettingsContrast, pairs: Sequence[
 def _what_costs(pair: PairSummary) -> str:
     if pair.verdict.code == Code.ROUTING:
         return f"Experts chosen otherwise by rounding in {_name_of_pair(pair)} cost"
+    if pair.is_logged:
+        return "Rounding of the log's sides costs"
     return f"{_name_of_pair(pair)} rounding costs"
 
 
@@ -264,8 +266,8 @@ _SCORE_IN_FP32: Final = (
 )
 
 _SERVER_BESIDE_ENGINE: Final = (
-    "Beside the engine here, in the same dtype and in FP32, what is the server's own shows: other weights than the "
-    "checkpoint's, quantised ones, another dtype than was declared"
+    "The engine here, in the same dtype and in FP32, shows what only the server does: weights other than the "
+    "checkpoint's, quantised weights, another dtype than was declared"
 )
 
 

@@ -113,8 +113,8 @@ def noise_sentence(who: str, floor: Estimate) -> str:
     if floor.value == 0:
         return f"{who} repeats itself bit for bit on {tokens} that responses to one prompt share"
     return (
-        f"{who}'s own noise is rms {write_estimate(floor)} nats: so far the log-probs of one token lie apart in "
-        f"responses that are equal up to it ({tokens})"
+        f"{who}'s own noise is rms {write_estimate(floor)} nats: the log-probs of one token differ by that much "
+        f"between responses that are equal up to it ({tokens})"
     )
 
 

@@ -14,7 +14,9 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.log_settings import LOG_SIDE, LogSettings
 from mismatch_probe.importing.run import Log, import_log
 from mismatch_probe.logs import FORMATS
+from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
+from mismatch_probe.report.sections.errors import errors
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.signatures.weights import floor_with_noise
 from tests.command_line import probe
@@ -74,6 +76,9 @@ def test_the_noise_of_each_side_is_measured_and_is_the_floor(tmp_path: Path, noi
     assert of_mu.low is not None
     assert of_mu.low < np.sqrt(2) * noise < (of_mu.high or 0)
     assert any("the sampler's own noise is rms" in line for line in noise_evidence(summary))
+    section = errors(RunDirectory(tmp_path / "run").read_summary())
+    assert section is not None
+    assert section.title == "How far each side is from itself"
     floor = floor_with_noise(pair, (Dtype.BF16, Dtype.BF16), 1e-6)
     assert floor == pytest.approx(np.hypot(of_mu.value, summary.blame.floors["pi_siblings"].value) / np.sqrt(2))
     assert floor_with_noise(pair, (Dtype.BF16, Dtype.BF16), 1.0) == 1.0
@@ -128,6 +133,7 @@ def test_what_is_no_repetition_is_not_compared(tmp_path: Path, change: Callable[
     assert summary.blame is not None
     assert not summary.blame.floors
     assert not noise_evidence(summary)
+    assert errors(RunDirectory(tmp_path / "run").read_summary()) is None
 
 
 def test_few_shared_tokens_say_nothing(tmp_path: Path) -> None:

@@ -214,6 +214,11 @@ def of_prompts(number: int, low: float | None, high: float | None, kind: str = "
     return headline([pair.model_copy(update={"metrics": pair.metrics | {"kl_k3": kl}})], [])
 
 
+def test_rounding_of_a_log_is_that_of_its_sides() -> None:
+    pair = judged(PRECISION, "precision").model_copy(update={"is_logged": True})
+    assert headline([pair], []).startswith("No bug. Rounding of the log's sides costs KL ")
+
+
 def test_few_prompts_with_a_wide_interval_have_a_word_of_it() -> None:
     end = " 8 prompts only: the KL is in [4.0e-5, 1.60e-4]; 64 prompts (--num-prompts) narrow that to about 35 % of"
     for kind in ("precision", "undecided"):

@@ -324,7 +324,7 @@ def test_another_model_of_the_same_vocabulary_is_no_precision(
     assert verdict.kind == "undecided"
     assert any("mostly on the engine's side" in evidence for evidence in verdict.evidence)
     [advice] = verdict.advice
-    assert "what is the server's own shows: other weights than the checkpoint's" in advice
+    assert "shows what only the server does: weights other than the checkpoint's" in advice
     assert "--train bf16:dtype=bf16 --train fp32:dtype=fp32 --infer bf16:dtype=bf16 --infer fp32:dtype=fp32" in advice
 
 

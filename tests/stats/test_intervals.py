@@ -142,7 +142,7 @@ def test_intervals_hold_the_truth_about_95_times_in_100(num_sequences: int):
     truths = {name: np.mean([sample[name].value for sample in large]) for name in names}
     held = dict.fromkeys(names, 0)
     for seed in range(400):
-        metrics, _ = pair_metrics(clustered_pair(num_sequences, seed), names=names)
+        metrics, _ = pair_metrics(clustered_pair(num_sequences, seed), 0.95, names)
         for name in names:
             estimate = metrics[name]
             assert estimate.low is not None

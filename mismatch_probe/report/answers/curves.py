@@ -137,12 +137,13 @@ def _bands_on_screen(curve: MetricCurve) -> Iterator[Table]:
     """Those of the headline's curve; the page has all."""
     if curve.bands:
         columns: list[Column[PublishedBand]] = [
-            Column(f"{curve.words} is {write_number(curve.last_level)}", lambda band: band.relation, is_text=True),
+            Column("which is", lambda band: band.relation, is_text=True),
             Column("published", _band_range),
             Column("of", lambda band: band.words, is_text=True),
             Column("source", lambda band: band.source, is_text=True),
         ]
-        yield Table.of("Compared with published numbers", curve.bands, columns)
+        level = f"{curve.words} is {write_number(curve.last_level)}"
+        yield Table.of(f"Compared with published numbers: {level}", curve.bands, columns)
 
 
 def _bands_table(bands: Sequence[tuple[MetricCurve, PublishedBand]]) -> Table:

@@ -23,6 +23,7 @@ from mismatch_probe.report.view import (
     with_values,
 )
 from mismatch_probe.stats.results import Blame, ErrorHistogram
+from mismatch_probe.verdict.rounding import noise_sentences
 
 _COMPONENT_MEANINGS = {
     "pi_weight_cast": "training path: rounding the weights to the dtype",
@@ -56,7 +57,7 @@ _MOST_TICKS = 7
 
 
 def errors(summary: Summary) -> Section | None:
-    """None where the responses are a log's, and no reference was computed for any."""
+    """Without a reference a log has its sides' own noise alone; None where that was not measured either."""
     histograms = [histogram for pair in summary.pairs for histogram in pair.errors]
     blocks: list[Block] = []
     if histograms:
@@ -72,7 +73,7 @@ def errors(summary: Summary) -> Section | None:
         blocks.append(absent)
     has_reference = any(blame.rms_error_pi or blame.rms_error_mu for _, blame in blames)
     if not histograms and not has_reference and all(pair.is_logged for pair in summary.pairs):
-        return None
+        return _own_noise(blames)
     if not blocks:
         blocks.append(Note("No reference was scored, so the deviation cannot be split between the two sides."))
     return Section(
@@ -81,6 +82,20 @@ def errors(summary: Summary) -> Section | None:
         "e_pi = log pi - log ref and e_mu = log mu - log ref, with the reference computed in high precision on the "
         "same tokens; d = e_pi - e_mu.",
         blocks,
+    )
+
+
+def _own_noise(blames: Blamed) -> Section | None:
+    """How far each side of a log is from itself."""
+    table = _parts_table("Own noise of each side", blames, "floors")
+    if table is None:
+        return None
+    sentences = [sentence for _, blame in blames for sentence in noise_sentences(blame)]
+    return Section(
+        "errors",
+        "How far each side is from itself",
+        "Responses to one prompt share their first tokens: one token behind the same tokens must have one log-prob.",
+        [table, Note("What it says:", sentences)],
     )
 
 

@@ -198,7 +198,7 @@ def _other_weights(names: tuple[str, str], what_differs: str) -> SettingFinding:
         "error",
         WEIGHTS,
         f"the training path holds the weights of {names[0]} and the engine those of {names[1]}{what_differs}",
-        "Push the training path's weights to the engine, or take the difference as what was asked for.",
+        "Push the training path's weights to the engine, or compare two checkpoints on purpose.",
         Code.STALE_WEIGHTS,
     )
 

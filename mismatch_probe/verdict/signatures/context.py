@@ -161,7 +161,7 @@ def positions(disagreement: Disagreement) -> Cause | None:
         if profile is None or not profile.surely_above(LEAST_SLOPE):
             return None
         return _other_positions(
-            "part with the place in the context", f"deviation for equal uncertainty grows as {profile}"
+            "differ more the later the place in the context", f"deviation for equal uncertainty grows as {profile}"
         )
     if context.at_first > CLEAN_FIRST:
         return None
@@ -173,7 +173,7 @@ def positions(disagreement: Disagreement) -> Cause | None:
     if context.size_early > SMALL_EARLY or context.size_later < _least_later(context):
         return None
     return _other_positions(
-        "agree at the first place of the context and part with the place in it",
+        "agree at the first place of the context and differ more the later the place",
         f"deviation for equal uncertainty, over that of the prompts' first tokens: {context.size_early:.2g} at the "
         f"second and third place, {context.size_later:.2g} in the responses",
     )
