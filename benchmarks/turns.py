@@ -119,8 +119,15 @@ def row_of(name: str, log: Path, checkpoint: Path, folder: Path) -> str:
     for metric in ("abs_logprob_diff", "kl_k3", "ess_token"):
         for metrics in (own, joined):
             value = metrics.get(metric)
-            cells.append("" if value is None else f"{value['value']:.2g} [{value['low']:.2g}, {value['high']:.2g}]")
+            cells.append("" if value is None else _write(value))
     return f"| {' | '.join(cells)} |"
+
+
+def _write(estimate: dict[str, Any]) -> str:
+    """A value with its interval; few responses have none."""
+    if estimate["low"] is None or estimate["high"] is None:
+        return f"{estimate['value']:.2g}"
+    return f"{estimate['value']:.2g} [{estimate['low']:.2g}, {estimate['high']:.2g}]"
 
 
 COLUMNS = (

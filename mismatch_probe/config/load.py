@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, time
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -169,7 +169,6 @@ _JSON_BEGINS: Final = ("{", "[", '"')
 _SECOND_SETTING: Final = re.compile(r"\s\w+=")
 _KINDS: Final[dict[str, type[DeclaredSide]]] = {"infer": InferSide, "train": TrainSide}
 _OTHER: Final = {"infer": "train", "train": "infer"}
-_NUMBERS: Final = ("ranks", "tensor_parallel")
 _NO_SETTINGS: Final = {
     "name": "the side's name stands before the colon",
     "args": "each of the engine's arguments stands by its own name",
@@ -244,9 +243,14 @@ def _value_of_text(key: str, value: Any) -> Any:
     """What stands for true, false or a number, where the setting is one; any other text stays text."""
     if not isinstance(value, str):
         return value
-    if key in _NUMBERS and value.isdecimal():
+    infos = [kind.model_fields[key] for kind in _KINDS.values() if key in kind.model_fields]
+    if value.isdecimal() and any(_has_whole_numbers(info.annotation) for info in infos):
         return int(value)
     return {"true": True, "false": False}.get(value, value)
+
+
+def _has_whole_numbers(annotation: Any) -> bool:
+    return annotation is int or any(map(_has_whole_numbers, get_args(annotation)))
 
 
 def _dtype_in(name: str, flag: str, rest: str) -> str:

@@ -222,7 +222,7 @@ class TokenPair:
                     raise ValueError(f"{name} holds NaN or infinity; leave those rows out, and count them")
                 if is_missing(values).any():
                     raise ValueError(f"{name} lacks log-probs; leave those rows out, and count them")
-                if name != "entropy_pi" and values.max() > MOST_ROUNDED_UP:
+                if name.startswith("log_") and values.max() > MOST_ROUNDED_UP:
                     raise ValueError(f"{name} reaches {values.max():.3g}, which is no natural log-probability")
 
     def of_tokens(self, mask: Mask) -> "TokenPair | None":

@@ -7,9 +7,10 @@ import pytest
 
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.report.page import run_answer
-from mismatch_probe.report.view import Answer, Figure, Note
+from mismatch_probe.report.view import Answer, Figure, Note, Table
 from tests.importing.imported import imported
 from tests.importing.logs import row, rows, write
+from tests.logs.turns import Render, conversation, without_thinking
 
 pytestmark = pytest.mark.slow
 
@@ -66,3 +67,16 @@ def test_broken_data_has_no_figures(tmp_path: Path) -> None:
     blocks = [block for section in answer.sections for block in section.blocks]
     assert not any(isinstance(block, Figure) for block in blocks)
     assert "dtypes" not in [section.anchor for section in answer.sections]
+
+
+@pytest.mark.parametrize("render", [None, without_thinking], ids=["clean", "dropped"])
+def test_turns_that_break_the_prefix_stand_on_the_page(tmp_path: Path, render: Render | None) -> None:
+    lines = [
+        row(number, tokens=len(completion), prompt_token_ids=prompt, token_ids=completion, trajectory=number)
+        for number in range(4)
+        for prompt, completion in conversation(number, render)
+    ]
+    [log] = [section for section in page(tmp_path, lines).sections if section.anchor == "log"]
+    tables = {block.caption: block for block in log.blocks if isinstance(block, Table)}
+    assert ("Where turns first break" in tables) == (render is not None)
+    assert tables["Turns"].rows[2][1] == ("0 (0 %)" if render is None else "12 (100 %)")

@@ -177,3 +177,15 @@ def test_a_row_with_its_prompt_shows_the_sampled_token_that_its_mask_leaves_out(
         where="", token_ids=np.arange(7, dtype=np.int32), own=own, sampled=own, log_mu=np.full(7, -0.5)
     )
     assert scored.prompt_token_ids.size == 4, "the prompt was scored too"
+
+
+def test_parts_of_a_log_add_up_to_it():
+    responses = [with_prefix(each, 4, np.nan, -3.0) for each in log()]
+    parts = [LogChecks(), LogChecks(), LogChecks()]
+    for number, each in enumerate(responses):
+        parts[number % 2].add(each)
+    total = LogChecks()
+    for part in parts:
+        total += part
+    [head] = [finding for finding in total.findings() if finding.code == LogCode.CONSTANT_HEAD]
+    assert (head.evidence["tokens"], head.evidence["runs"]) == (4, 24)
