@@ -92,7 +92,7 @@ def sample_responses(
     num_together = max(1, _MOST_TOGETHER // samples)
     for first in range(0, len(problems.prompts), num_together):
         prompts = problems.prompts[first : first + num_together]
-        tell(f"prompt {first + 1} of {len(problems.prompts)}")
+        tell(f"prompt {first + len(prompts)} of {len(problems.prompts)}")
         seed = int(np.random.SeedSequence([sampling.seed, first]).generate_state(1)[0])
         with computing(model.device):
             responses = generate(model, [prompt.token_ids for prompt in prompts], sampling, ends, seed, samples=samples)

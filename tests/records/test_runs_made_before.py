@@ -76,4 +76,4 @@ def test_a_gate_answers_as_it_did(run: RunDirectory) -> None:
 @pytest.mark.slow
 def test_two_of_them_differ_as_they_did() -> None:
     now = difference_of(RunDirectory(THEN / "dtypes"), RunDirectory(THEN / "plain")).model_dump(mode="json")
-    assert same(now["pairs"], message_of(THEN / "diff-then.json"))
+    assert same(now["pairs"], without_words(message_of(THEN / "diff-then.json")))
