@@ -5,8 +5,8 @@ response. The log-ratio of the sampled token is taken from the same two rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -38,10 +38,13 @@ from mismatch_probe.stats.sequences import Ints, Reals, Repeat, Sequences, Token
 from mismatch_probe.stats.subsamples import (
     ExpertWeights,
     Ids,
+    SharedTokens,
+    TokenIds,
     divergences,
     full_vocabulary_check,
     other_experts,
     routing_check,
+    shared_tokens,
     weight_distance,
 )
 from mismatch_probe.verdict.signatures.weights import LEAST_RESPONSES, LEAST_TOKENS
@@ -241,59 +244,22 @@ def measured_repeats(legs: Legs, pi: Side, mu: Side, data: PairData, key_of: Map
         ),
     }
     repeats = {name: _repeat_of(*legs, cluster_of) for name, legs in leg_pairs.items()}
-    pieces = shared_tokens(data.rollouts.take(pa.array(data.rows)), data.measured_positions, pair.sequences)
+    pieces = _shared_tokens_of(data.rollouts.take(pa.array(data.rows)), data.measured_positions, pair.sequences)
     repeats["mu_siblings"] = sibling_repeat(pieces, pair.log_mu)
     if pi.logged:
         repeats["pi_siblings"] = sibling_repeat(pieces, pair.log_pi)
     return {name: repeat for name, repeat in repeats.items() if repeat is not None}
 
 
-@dataclass(frozen=True)
-class SharedTokens:
-    """Tokens that two responses to one prompt share: equal ids behind equal ids, under the same recorded weights."""
+def _shared_tokens_of(rollouts: pa.Table, positions: Callable[[int], Ints], sequences: Sequences) -> list[SharedTokens]:
+    """`shared_tokens` of responses to one prompt under the same recorded weights; a row for each of `sequences`."""
+    names = [name for name in ("prompt_id", "step", "weight_version") if name in rollouts.column_names]
+    keys = zip(*(rollouts[name].to_pylist() for name in names), strict=True)
 
-    prompt: int
-    """The cluster of both responses."""
-    first: Ints
-    """Flat indices of the tokens in one response [n]."""
-    second: Ints
-    """Those in the other [n]."""
-    are_all: bool
-    """The two responses have no other token."""
+    def ids(row: int) -> TokenIds:
+        return rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()
 
-
-def shared_tokens(rollouts: pa.Table, positions: Callable[[int], Ints], sequences: Sequences) -> list[SharedTokens]:
-    """The tokens that responses to one prompt share before they part: each response is compared with the next one in
-    the order of ids, so that no occurrence of a context is left out.
-
-    rollouts: a row for each of `sequences`. positions: the places in the response of the tokens that a row holds.
-    """
-    of_weights = [
-        rollouts[name].to_pylist() if name in rollouts.column_names else [None] * rollouts.num_rows
-        for name in ("step", "weight_version")
-    ]
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for row, key in enumerate(zip(rollouts["prompt_id"].to_pylist(), *of_weights, strict=True)):
-        groups.setdefault(key, []).append(row)
-    pieces = []
-    for group in (group for group in groups.values() if len(group) > 1):
-        ids = {row: (rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()) for row in group}
-        for row, next_row in pairwise(sorted(group, key=ids.__getitem__)):
-            length = _common_length(ids[row][1], ids[next_row][1]) if ids[row][0] == ids[next_row][0] else 0
-            places, next_places = positions(row), positions(next_row)
-            places, next_places = places[places < length], next_places[next_places < length]
-            _, first, second = np.intersect1d(places, next_places, return_indices=True)
-            if first.size:
-                start, next_start = int(sequences.offsets[row]), int(sequences.offsets[next_row])
-                cluster, are_all = int(sequences.clusters[row]), ids[row] == ids[next_row]
-                pieces.append(SharedTokens(cluster, start + first, next_start + second, are_all))
-    return pieces
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    length = min(len(first), len(second))
-    differs = np.flatnonzero(np.asarray(first[:length]) != np.asarray(second[:length]))
-    return int(differs[0]) if differs.size else length
+    return shared_tokens(list(keys), ids, positions, sequences)
 
 
 def sibling_repeat(pieces: Sequence[SharedTokens], log_probs: Reals) -> Repeat | None:
@@ -329,7 +295,7 @@ def repeat_of_one_side(rollouts: pa.Table, logprobs: Sequence[Reals]) -> Repeat 
     prompts = rollouts["prompt_id"].take(pa.array(rows))
     clusters = np.unique(prompts.to_pylist(), return_inverse=True)[1]
     sequences = Sequences.of_lengths([each.size for each in places], clusters)
-    pieces = shared_tokens(rollouts.take(pa.array(rows)), places.__getitem__, sequences)
+    pieces = _shared_tokens_of(rollouts.take(pa.array(rows)), places.__getitem__, sequences)
     flat = np.concatenate([logprobs[row][each] for row, each in zip(rows, places, strict=True)])
     return sibling_repeat(pieces, flat)
 

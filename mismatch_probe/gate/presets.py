@@ -87,7 +87,8 @@ def judge_layout(gate: GateFile, source: GateSource, run: Path, baseline: Path |
             f"the metrics of the run begin at step {steps[0].number}, those of the baseline at step {steps[1].number}: "
             "later steps differ by training; give logs that begin at the same step"
         )
-    results = [_layout_result(check, *steps) for check in _checks_with_metrics(gate.layout, *steps)]
+    _require_metrics(gate.layout, *steps)
+    results = [_layout_result(check, *steps) for check in gate.layout]
     num_broken = sum(result.level == "error" and result.answer == "fail" for result in results)
     num_blocking = sum(result.level == "error" for result in results)
     limits = f"{num_blocking} {'limit is' if num_blocking == 1 else 'limits are'}"
@@ -113,7 +114,7 @@ def source_name(source: GateSource) -> str:
     return str(source) if isinstance(source, Path) else f"preset {source}"
 
 
-def _checks_with_metrics(checks: Sequence[LayoutCheck], run: FirstStep, baseline: FirstStep) -> Sequence[LayoutCheck]:
+def _require_metrics(checks: Sequence[LayoutCheck], run: FirstStep, baseline: FirstStep) -> None:
     """
     Raises:
         UsageError: a metric is in one of the logs at most.
@@ -125,7 +126,6 @@ def _checks_with_metrics(checks: Sequence[LayoutCheck], run: FirstStep, baseline
         raise UsageError(
             f"{join_names(absent)} of step {run.number} do not stand in both logs by one name: log them; {instead}"
         )
-    return checks
 
 
 def _common_name(check: LayoutCheck, run: FirstStep, baseline: FirstStep) -> str | None:

@@ -16,6 +16,7 @@ from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.records.manifest import TurnBreak, TurnReading
 from mismatch_probe.records.sequences import IntArray, LoggedResponse
+from mismatch_probe.stats.sequences import common_length
 
 TextOf = Callable[[Sequence[int]], list[str]]
 """The text of each token of a sequence."""
@@ -126,7 +127,7 @@ class TurnChecks:
         """Count a turn after the first; returns the stretches of its prompt that were sampled before."""
         reading, prompt = self._reading, new.ids[: new.prompt_length]
         last = trajectory.turns[-1]
-        position = _common_length(last.ids, prompt)
+        position = common_length(last.ids, prompt)
         if position == last.ids.size:
             reading.num_turns += 1
             return last.sampled_stretches
@@ -249,7 +250,7 @@ def _addition(old: IntArray, new: IntArray) -> IntArray | None:
     or it is another conversation.
     """
     for number in range(_MOST_EDITS):
-        length = _common_length(old, new)
+        length = common_length(old, new)
         old, new = old[length:], new[length:]
         if not old.size:
             return new
@@ -280,12 +281,6 @@ def _begins_with(ids: IntArray, start: IntArray) -> bool:
     return ids.size >= start.size and bool(np.array_equal(ids[: start.size], start))
 
 
-def _common_length(first: IntArray, second: IntArray) -> int:
-    length = min(first.size, second.size)
-    differ = first[:length] != second[:length]
-    return int(differ.argmax()) if differ.any() else length
-
-
 def _first_edit(old: IntArray, new: IntArray) -> tuple[int, int] | None:
     """How many tokens of `old` stand for how many of `new` before both go on alike, the fewest; None where they never
     do. Both start where they differ.
@@ -312,7 +307,7 @@ def _go_on_alike(old: IntArray, new: IntArray, edit: tuple[int, int]) -> bool:
     the same template.
     """
     rest = old[edit[0] :]
-    length = _common_length(rest, new[edit[1] :])
+    length = common_length(rest, new[edit[1] :])
     return length >= _ALIKE or (length == rest.size and length >= _ALIKE_TO_END)
 
 

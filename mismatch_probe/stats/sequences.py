@@ -292,3 +292,10 @@ def difference(first: Reals, second: Reals) -> Floats:
 def probability(log_probs: Reals) -> Floats:
     """e^x in float64 [T]."""
     return np.asarray(np.exp(log_probs, dtype=np.float64))
+
+
+def common_length(first: Ints, second: Ints) -> int:
+    """How many ids two sequences [S] and [T] begin with that are equal."""
+    length = min(first.size, second.size)
+    differ = first[:length] != second[:length]
+    return int(differ.argmax()) if differ.any() else length

@@ -1,9 +1,12 @@
-"""Measurements on few responses: divergences over the whole vocabulary, and the choice of experts.
+"""Measurements on few responses: divergences over the whole vocabulary, the choice of experts, and the tokens that
+responses to one prompt share.
 
 Ids and weights are [..., K]: K experts for each of any number of tokens and layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -20,7 +23,7 @@ from mismatch_probe.stats.results import (
     RoutingCheck,
     SampledAgainstExact,
 )
-from mismatch_probe.stats.sequences import Floats, Reals, Sequences
+from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, common_length
 
 
 def divergences(log_mu: Reals, log_pi: Reals) -> tuple[Floats, Floats]:
@@ -159,3 +162,51 @@ def _dense(ids: Ids, weights: ExpertWeights, num_experts: int) -> NDArray[np.flo
     dense = np.zeros((*ids.shape[:-1], num_experts))
     np.put_along_axis(dense, ids.astype(np.int64), weights.astype(np.float64), axis=-1)
     return dense
+
+
+TokenIds = tuple[list[int], list[int]]
+"""Those of a prompt and of the response to it."""
+
+
+@dataclass(frozen=True)
+class SharedTokens:
+    """Tokens that two responses to one prompt share: equal ids behind equal ids."""
+
+    prompt: int
+    """The cluster of both responses."""
+    first: Ints
+    """Flat indices of the tokens in one response [n]."""
+    second: Ints
+    """Those in the other [n]."""
+    are_all: bool
+    """The two responses have no other token."""
+
+
+def shared_tokens(
+    keys: Sequence[Hashable],
+    ids_of: Callable[[int], TokenIds],
+    positions: Callable[[int], Ints],
+    sequences: Sequences,
+) -> list[SharedTokens]:
+    """The tokens that responses with equal keys share before they part: each response is compared with the next one in
+    the order of ids, so that no occurrence of a context is left out.
+
+    keys: one for each of N `sequences`. positions: the places in a response of the tokens that its sequence holds.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    pieces = []
+    for group in (group for group in groups.values() if len(group) > 1):
+        ids = {row: ids_of(row) for row in group}
+        for row, next_row in pairwise(sorted(group, key=ids.__getitem__)):
+            (prompt, response), (next_prompt, next_response) = ids[row], ids[next_row]
+            length = common_length(np.asarray(response), np.asarray(next_response)) if prompt == next_prompt else 0
+            places, next_places = positions(row), positions(next_row)
+            places, next_places = places[places < length], next_places[next_places < length]
+            _, first, second = np.intersect1d(places, next_places, return_indices=True)
+            if first.size:
+                start, next_start = int(sequences.offsets[row]), int(sequences.offsets[next_row])
+                cluster, are_all = int(sequences.clusters[row]), ids[row] == ids[next_row]
+                pieces.append(SharedTokens(cluster, start + first, next_start + second, are_all))
+    return pieces

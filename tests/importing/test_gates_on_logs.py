@@ -146,7 +146,8 @@ def test_a_gate_on_turns_and_on_a_pair_needs_the_pair(tmp_path: Path) -> None:
     run = imported(tmp_path, log_of_turns(tmp_path / "log.jsonl", 0), code=ExitCode.INCONCLUSIVE)
     gate = tmp_path / "gate.toml"
     gate.write_text(f'{TURNS_GATE}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = 1.0\n')
-    probe("gate", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
+    answer = probe("gate", run.path, "--config", gate, code=ExitCode.ENVIRONMENT)
+    assert "score" in answer.stderr
 
 
 def log_of_turns(path: Path, num_broken: int) -> Path:

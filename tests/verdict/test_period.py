@@ -27,20 +27,22 @@ def with_seams(
     """One side's logits are off by `nats` at the seams, rounding elsewhere."""
     places = given.places.astype(int) - 1
     off = given.generator.normal(size=given.logits.shape) * nats * (places % block == phase)[:, None]
-    found = simulated.with_logits(given, BF16, **{side: given.logits + off})
-    found = replace(found, is_settled=False)
-    return found if has_reference else replace(found, pair=replace(found.pair, log_ref=None), floor=1e-6)
+    disagreement = simulated.with_logits(given, BF16, **{side: given.logits + off})
+    disagreement = replace(disagreement, is_settled=False)
+    if has_reference:
+        return disagreement
+    return replace(disagreement, pair=replace(disagreement.pair, log_ref=None), floor=1e-6)
 
 
 @pytest.mark.parametrize("side", ["pi", "mu"])
 @pytest.mark.parametrize("nats", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize(("block", "phase"), [(16, 0), (64, 63), (96, 17), (128, 1)])
 def test_block_phase_and_side_are_named(block: int, phase: int, nats: float, side: str) -> None:
-    found = with_seams(bf16_world(), block, phase, nats, side)
-    seams = period_of(found)
+    disagreement = with_seams(bf16_world(), block, phase, nats, side)
+    seams = period_of(disagreement)
     assert seams is not None
     assert (seams.block, seams.phase) == (block, phase)
-    cause = period(found)
+    cause = period(disagreement)
     assert cause is not None
     assert cause.code == Code.PERIOD
     who = {"pi": "The training path", "mu": "The engine"}[side]
@@ -70,27 +72,27 @@ def test_rounding_has_no_period(seed: int) -> None:
     assert period_of(clean(seed)) is None
 
 
-def changed(found: Disagreement, diff: Floats) -> Disagreement:
-    pair: TokenPair = found.pair
+def changed(disagreement: Disagreement, diff: Floats) -> Disagreement:
+    pair: TokenPair = disagreement.pair
     log_pi = np.minimum(pair.log_mu + diff, 0.0).astype(np.float32)
-    return replace(found, pair=replace(pair, log_pi=log_pi, log_ref=None))
+    return replace(disagreement, pair=replace(pair, log_pi=log_pi, log_ref=None))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tails_first_tokens_fixed_places_and_repeated_text_have_none(seed: int) -> None:
-    found = clean(seed, prompt=37)
-    random, sequences = np.random.default_rng(seed), found.pair.sequences
+    disagreement = clean(seed, prompt=37)
+    random, sequences = np.random.default_rng(seed), disagreement.pair.sequences
     heavy = random.standard_t(1.5, sequences.num_tokens) * 0.01
-    assert period_of(changed(found, heavy)) is None
+    assert period_of(changed(disagreement, heavy)) is None
     rounding, places = random.normal(0, 0.01, sequences.num_tokens), sequences.positions
     for is_off in (places == 0, places == 91, places >= 128, places % 5 == 0, places % 7 == 0):
-        assert period_of(changed(found, rounding + is_off * random.normal(0, 1.0, sequences.num_tokens))) is None
+        assert period_of(changed(disagreement, rounding + is_off * random.normal(0, 1.0, sequences.num_tokens))) is None
 
 
 def test_responses_to_one_prompt_have_none_since_their_text_may_repeat() -> None:
-    found = with_seams(bf16_world(), 64, 63, 1.0, "pi")
-    sequences = replace(found.pair.sequences, clusters=np.zeros(48, int))
-    assert period_of(replace(found, pair=replace(found.pair, sequences=sequences))) is None
+    disagreement = with_seams(bf16_world(), 64, 63, 1.0, "pi")
+    sequences = replace(disagreement.pair.sequences, clusters=np.zeros(48, int))
+    assert period_of(replace(disagreement, pair=replace(disagreement.pair, sequences=sequences))) is None
 
 
 def test_few_tokens_have_none() -> None:
