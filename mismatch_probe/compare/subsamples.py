@@ -38,8 +38,8 @@ from mismatch_probe.stats.sequences import Ints, Reals, Repeat, Sequences, Token
 from mismatch_probe.stats.subsamples import (
     ExpertWeights,
     Ids,
+    IdsOfResponse,
     SharedTokens,
-    TokenIds,
     divergences,
     full_vocabulary_check,
     other_experts,
@@ -256,7 +256,7 @@ def _shared_tokens_of(rollouts: pa.Table, positions: Callable[[int], Ints], sequ
     names = [name for name in ("prompt_id", "step", "weight_version") if name in rollouts.column_names]
     keys = zip(*(rollouts[name].to_pylist() for name in names), strict=True)
 
-    def ids(row: int) -> TokenIds:
+    def ids(row: int) -> IdsOfResponse:
         return rollouts["prompt_token_ids"][row].as_py(), rollouts["token_ids"][row].as_py()
 
     return shared_tokens(list(keys), ids, positions, sequences)

@@ -164,7 +164,7 @@ def _dense(ids: Ids, weights: ExpertWeights, num_experts: int) -> NDArray[np.flo
     return dense
 
 
-TokenIds = tuple[list[int], list[int]]
+IdsOfResponse = tuple[list[int], list[int]]
 """Those of a prompt and of the response to it."""
 
 
@@ -184,7 +184,7 @@ class SharedTokens:
 
 def shared_tokens(
     keys: Sequence[Hashable],
-    ids_of: Callable[[int], TokenIds],
+    ids_of: Callable[[int], IdsOfResponse],
     positions: Callable[[int], Ints],
     sequences: Sequences,
 ) -> list[SharedTokens]:
