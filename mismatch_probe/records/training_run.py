@@ -13,7 +13,8 @@ from mismatch_probe.records.atomic import open_to_append, storage_errors, write_
 from mismatch_probe.records.digests import read_manifest, write_manifest
 from mismatch_probe.records.kinds import TRAININGS, require_kind
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_run_lines
-from mismatch_probe.records.manifest import Entry, ModelIdentity, read_document, write_document
+from mismatch_probe.records.log_readings import Entry
+from mismatch_probe.records.manifest import ModelIdentity, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.results import Estimate
