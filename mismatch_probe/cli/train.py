@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mismatch_probe.guards.rules.base import GuardSettings
     from mismatch_probe.records.training_run import TrainingDirectory
 
-_TRAINING: Final = {
+TRAINING: Final = {
     **MODEL,
     "task": Flag("task.source", TASK_HELP, default="sums:medium"),
     "num_problems": Flag(
@@ -46,7 +46,7 @@ _TRAINING: Final = {
 }
 
 
-@gives_settings(_TRAINING)
+@gives_settings(TRAINING)
 def train(
     flag_values: dict[str, Any],
     out: options.Out = None,
@@ -190,7 +190,7 @@ _PROBLEMS: Final = {
 }
 
 
-@gives_settings(_TRAINING, _PROBLEMS)
+@gives_settings(TRAINING, _PROBLEMS)
 def sanity(
     flag_values: dict[str, Any],
     out: options.Out = None,

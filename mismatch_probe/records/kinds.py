@@ -15,6 +15,7 @@ HEADROOM_FILE: Final = "headroom.json"
 LOCALIZATIONS: Final = "localize-*-*.json"
 EXPLANATIONS: Final = "explain*.json"
 CURVES_FILE: Final = "curves.json"
+ABLATION_FILE: Final = "ablation.json"
 
 
 class RunKind(Enum):
@@ -25,6 +26,7 @@ class RunKind(Enum):
     EVALUATION = "an evaluation", "`evaluate --resume` continues it"
     TRAINING = "a training run", "`report` shows it, `train --resume` continues it"
     SANITY = "a sanity test", "`report` shows it, `sanity --resume` continues it"
+    ABLATION = "an ablation", "`report` shows it, `ablate --resume` continues it"
     HEADROOM = "what headroom found", "`report` shows it"
     LOCALIZATION = "what localize found", "`report` shows it"
     CURVES = "a reading of metrics alone", "`report` shows it"
@@ -62,6 +64,8 @@ def kind_of(folder: Path) -> RunKind | None:
     keys = manifest.get("content_keys")
     if "training_version" in manifest:
         return RunKind.SANITY if isinstance(keys, dict) and "sanity" in keys else RunKind.TRAINING
+    if "grid_version" in manifest:
+        return RunKind.ABLATION
     if manifest.get("log") is not None:
         return RunKind.IMPORTED
     if "manifest_version" in manifest:

@@ -171,6 +171,8 @@ class TrainingSummary(Entry):
     report: str
 
 
+SOLVED_FROM: Final = 1.0
+"""The least reward of a right response."""
 PASS_ACCURACY: Final = 0.95
 """More than this share of the latest responses must be right."""
 

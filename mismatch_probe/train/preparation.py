@@ -40,7 +40,8 @@ _NAMES: Final = {
     "weights_compared draw_surprise_mean draw_surprise_error",
     "update": "policy_shift_k3 policy_shift_farthest",
     "policy": "entropy",
-    "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
+    "reward": "mean mean_pi solved_share solved_share_pi "
+    "mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
     "flat_groups_share",
     "response": "length_mean length_max return_nats repeats returned_after steps_not_new truncated_share unended_share",
     "correction": "excluded_share clipped_share rejected_share ess",
