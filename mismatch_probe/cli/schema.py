@@ -33,6 +33,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "train": "train --json, report --json of a training run",
     "canary": "train --canary --json",
     "sanity": "sanity --json, RUN/sanity.json",
+    "ablation": "ablate --json, RUN/ablation.json",
     "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, headroom.json",
     "localize": "localize --json, localize-TRAIN-INFER.json",
@@ -67,6 +68,7 @@ def schema(
 def documents() -> dict[str, type[BaseModel]]:
     """Each document's record; this loads all of them."""
     from mismatch_probe.compare.estimates import DryRun
+    from mismatch_probe.records.ablation import AblationResult
     from mismatch_probe.records.difference import Difference
     from mismatch_probe.records.evaluation import Evaluation
     from mismatch_probe.records.findings import Explanation, Localization
@@ -86,6 +88,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "train": TrainingSummary,
         "canary": Canary,
         "sanity": SanityRecord,
+        "ablation": AblationResult,
         "evaluation": Evaluation,
         "headroom": Headroom,
         "localize": Localization,

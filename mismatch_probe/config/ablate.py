@@ -84,6 +84,7 @@ class Ablation:
     """What an ablation is to run; with `sanity` each cell is a sanity test."""
 
     cells: list[Cell]
+    """Every variant with the first seed, then every variant with the next: what is done early can be compared."""
     sanity: SanitySettings | None
     values: dict[str, Any]
     """The settings as a file would hold them, from which all this follows."""
@@ -115,7 +116,9 @@ class Ablation:
                     f"two cells of the grid are called {cell.name} and have other settings; give every grid of the "
                     "file the same axes"
                 )
-        return cls(list(cells.values()), sanity, dict(values))
+        seeds = list(dict.fromkeys(cell.settings.seed for cell in cells.values()))
+        in_order = sorted(cells.values(), key=lambda cell: seeds.index(cell.settings.seed))
+        return cls(in_order, sanity, dict(values))
 
     def variants(self) -> dict[str, list[Cell]]:
         """Cells that differ in nothing but their seed, under what tells them from the others."""

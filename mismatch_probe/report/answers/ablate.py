@@ -114,7 +114,7 @@ def _number_of(variant: VariantResult, number: int) -> Cell:
 
 def _footnote(result: AblationResult) -> str:
     windows = sorted({cell.window for cell in result.cells if cell.window})
-    steps = join_names([write_count(window) for window in windows]) or "no"
+    steps = join_names([write_count(window) for window in windows]) if windows else "no"
     passes = (
         "a sanity test's own"
         if result.is_sanity
