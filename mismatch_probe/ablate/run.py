@@ -13,7 +13,7 @@ import yaml
 
 from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
-from mismatch_probe.config.ablate import Ablation, Cell
+from mismatch_probe.config.ablate import Ablation, GridCell
 from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.engines.start import engine_provider
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError, TrainingStopped, UsageError
@@ -41,7 +41,7 @@ class CellStep:
     """A step of a cell: the cell's number in the grid, from 1, and the means that a person wants to see."""
 
     number: int
-    cell: Cell
+    cell: GridCell
     step: int
     reward: float
     kl: float
@@ -53,7 +53,7 @@ class CellEnd:
     """How a cell ended, and why where that is no finish. seconds: of this start."""
 
     number: int
-    cell: Cell
+    cell: GridCell
     state: CellState
     reason: str | None
     seconds: float
@@ -64,10 +64,10 @@ class CellStart:
     """A cell whose process starts now."""
 
     number: int
-    cell: Cell
+    cell: GridCell
 
 
-ProgressCallback = Callable[[CellStart | CellStep | CellEnd], None]
+CellCallback = Callable[[CellStart | CellStep | CellEnd], None]
 
 
 def default_ablation_path() -> Path:
@@ -87,8 +87,10 @@ def check_cells(ablation: Ablation) -> None:
             raise UsageError(f"cell {cells[0].name}: {error}") from error
 
 
-def _prepare(ablation: Ablation, cell: Cell, recorded: list[dict[str, Any]] | None = None) -> TrainingPreparation:
-    guards = recorded_guards(recorded, f"cell {cell.name}") or None if recorded else None
+def _prepare(
+    ablation: Ablation, cell: GridCell, guard_tables: list[dict[str, Any]] | None = None
+) -> TrainingPreparation:
+    guards = recorded_guards(guard_tables, f"cell {cell.name}") or None if guard_tables else None
     if ablation.sanity is None:
         return prepare_training(cell.settings, guards)
     return prepare_sanity(cell.settings, ablation.sanity, guards)
@@ -121,9 +123,9 @@ def resume_ablation(path: Path, ablation: Ablation) -> AblationDirectory:
     directory = AblationDirectory(path)
     manifest = directory.read_ablation_manifest()
     names = [cell.name for cell in ablation.cells]
-    if lost := [name for name in manifest.cells if name not in names]:
+    if missing := [name for name in manifest.cells if name not in names]:
         raise RunDirectoryError(
-            f"{path} has cells that the grid has not now ({join_names(lost, _MOST_NAMES)}); resume with at least the "
+            f"{path} has cells that the grid has not now ({join_names(missing, _MOST_NAMES)}); resume with at least the "
             "same grid (it is in manifest.json), or give another --out"
         )
     _write_settings(directory, ablation)
@@ -144,7 +146,7 @@ def _settings_path(directory: AblationDirectory, name: str) -> Path:
     return directory.path / "settings" / f"{name}.yaml"
 
 
-def cell_state(directory: AblationDirectory, cell: Cell) -> CellState:
+def cell_state(directory: AblationDirectory, cell: GridCell) -> CellState:
     """How far its own files say that it is; a broken one is unfinished to them."""
     run = directory.cell(cell.name)
     if not run.is_run:
@@ -157,7 +159,7 @@ def cell_state(directory: AblationDirectory, cell: Cell) -> CellState:
 
 
 def execute_ablation(
-    directory: AblationDirectory, ablation: Ablation, progress: ProgressCallback, after_cell: Callable[[], object]
+    directory: AblationDirectory, ablation: Ablation, progress: CellCallback, after_cell: Callable[[], object]
 ) -> list[CellEnd]:
     """Run every cell that is not done, and say how those ended; after_cell is called once a cell's files are there.
 
@@ -181,7 +183,7 @@ def execute_ablation(
     return ends
 
 
-def _run_cell(directory: AblationDirectory, number: int, cell: Cell, progress: ProgressCallback) -> CellEnd:
+def _run_cell(directory: AblationDirectory, number: int, cell: GridCell, progress: CellCallback) -> CellEnd:
     def hear(message: Mapping[str, Any]) -> None:
         progress(CellStep(number, cell, **message))
 
@@ -204,11 +206,11 @@ def _run_cell(directory: AblationDirectory, number: int, cell: Cell, progress: P
 def _record(directory: AblationDirectory, end: CellEnd) -> None:
     manifest = directory.read_ablation_manifest()
     name = end.cell.name
-    broken = {other: reason for other, reason in manifest.broken.items() if other != name}
+    failures = {other: reason for other, reason in manifest.failures.items() if other != name}
     if end.state == "broken":
-        broken[name] = end.reason or ""
+        failures[name] = end.reason or ""
     seconds = manifest.seconds | {name: manifest.seconds.get(name, 0.0) + end.seconds}
-    directory.write_ablation_manifest(manifest.model_copy(update={"broken": broken, "seconds": seconds}))
+    directory.write_ablation_manifest(manifest.model_copy(update={"failures": failures, "seconds": seconds}))
 
 
 def train_cell(send: Send, path: str, name: str) -> str | None:
@@ -260,7 +262,7 @@ def _tell_step(
 
 
 def _with_command(
-    preparation: TrainingPreparation, directory: AblationDirectory, cell: Cell, sanity: SanitySettings | None
+    preparation: TrainingPreparation, directory: AblationDirectory, cell: GridCell, sanity: SanitySettings | None
 ) -> TrainingPreparation:
     """The cell's manifest names the command that runs it alone."""
     command = "train" if sanity is None else "sanity"
@@ -268,15 +270,15 @@ def _with_command(
     return replace(preparation, manifest=preparation.manifest.model_copy(update={"command": words}))
 
 
-def states(directory: AblationDirectory, ablation: Ablation) -> Iterator[tuple[Cell, CellState, str | None]]:
+def states(directory: AblationDirectory, ablation: Ablation) -> Iterator[tuple[GridCell, CellState, str | None]]:
     """Each cell, how far it is, and why where it is stopped or broken."""
-    broken = directory.read_ablation_manifest().broken
+    failures = directory.read_ablation_manifest().failures
     for cell in ablation.cells:
         state = cell_state(directory, cell)
         if state == "stopped":
             outcome = directory.cell(cell.name).read_training_manifest().outcome
             yield cell, state, outcome.removeprefix(_STOPPED)
-        elif state not in DONE and cell.name in broken:
-            yield cell, "broken", broken[cell.name]
+        elif state not in DONE and cell.name in failures:
+            yield cell, "broken", failures[cell.name]
         else:
             yield cell, state, None

@@ -7,7 +7,7 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.ablate.run import DONE, states
-from mismatch_probe.config.ablate import Ablation, Cell, variant_label
+from mismatch_probe.config.ablate import Ablation, GridCell, variant_label
 from mismatch_probe.records.ablation import (
     COLLAPSED_BELOW,
     GROWN_ABOVE,
@@ -106,7 +106,12 @@ def publish_ablation(directory: AblationDirectory, plotly_js: PlotlyJs = PlotlyJ
 
 
 def _cell_result(
-    directory: AblationDirectory, cell: Cell, variant: str, state: CellState, reason: str | None, seconds: float | None
+    directory: AblationDirectory,
+    cell: GridCell,
+    variant: str,
+    state: CellState,
+    reason: str | None,
+    seconds: float | None,
 ) -> CellResult:
     run = directory.cell(cell.name)
     [course] = read_courses([run]) if run.is_run else [None]
@@ -203,8 +208,8 @@ def growth_step(steps: Floats, mismatch: Floats, window: int) -> int | None:
     if len(mismatch) <= window:
         return None
     medians = np.median(_windows(np.where(np.isfinite(mismatch), mismatch, np.inf), window), axis=1)
-    grown = np.flatnonzero(medians > GROWN_ABOVE * medians[0])
-    return int(steps[grown[0] + window - 1]) if len(grown) and np.isfinite(medians[0]) else None
+    above = np.flatnonzero(medians > GROWN_ABOVE * medians[0])
+    return int(steps[above[0] + window - 1]) if len(above) and np.isfinite(medians[0]) else None
 
 
 def _pass_step(course: Course, window: int) -> int | None:
@@ -235,7 +240,7 @@ def over_seeds(values: Sequence[float], scale: Scale = Scale.SIGNED) -> OverSeed
 
 def _variant(label: str, cells: Sequence[CellResult]) -> VariantResult:
     done = [cell for cell in cells if cell.state in DONE]
-    collapsed = [cell for cell in done if cell.collapse_step is not None]
+    with_collapse = [cell for cell in done if cell.collapse_step is not None]
     means = {name: _mean_over_seeds(done, name) for name in _MEANS}
     return VariantResult(
         label=label,
@@ -245,8 +250,8 @@ def _variant(label: str, cells: Sequence[CellResult]) -> VariantResult:
         num_broken=sum(cell.state == "broken" for cell in cells),
         num_stopped=sum(cell.state == "stopped" for cell in cells),
         num_passed=sum(cell.pass_step is not None for cell in done),
-        num_collapsed=len(collapsed),
-        num_grown_first=sum(cell.lead_steps is not None and cell.lead_steps > 0 for cell in collapsed),
+        num_collapsed=len(with_collapse),
+        num_grown_first=sum(cell.lead_steps is not None and cell.lead_steps > 0 for cell in with_collapse),
         means={name: mean for name, mean in means.items() if mean is not None},
     )
 

@@ -17,7 +17,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mismatch_probe.ablate.run import ProgressCallback
+    from mismatch_probe.ablate.run import CellCallback
     from mismatch_probe.config.ablate import Ablation
     from mismatch_probe.records.ablation import AblationDirectory
 
@@ -79,7 +79,9 @@ def ablate(
     console.print(f"Run directory: {directory.path}", soft_wrap=True)
     with can_go_on("ablate", directory, ablation.cells[0].settings.model_dump(), console, is_new=not resume):
         try:
-            execute_ablation(directory, ablation, _progress(console, ablation), partial(publish_ablation, directory))
+            execute_ablation(
+                directory, ablation, _cell_progress(console, ablation), partial(publish_ablation, directory)
+            )
         finally:
             result = publish_ablation(directory)
     screen = results(as_json=json_output)
@@ -110,7 +112,7 @@ def _values(
     return {**values, "sanity": values.get("sanity", {})} if is_sanity else values
 
 
-def _progress(console: Console, ablation: Ablation) -> ProgressCallback:
+def _cell_progress(console: Console, ablation: Ablation) -> CellCallback:
     """Print a line as a cell begins and ends, and now and then between."""
     from mismatch_probe.ablate.run import CellEnd, CellStart, CellStep
     from mismatch_probe.notation import write_number, write_seconds

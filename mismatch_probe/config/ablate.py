@@ -71,7 +71,7 @@ _SETTINGS: Final = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """A training run of the grid: its folder's name, the values of the grid's axes in words, and its settings."""
 
     name: str
@@ -83,7 +83,7 @@ class Cell:
 class Ablation:
     """What an ablation is to run; with `sanity` each cell is a sanity test."""
 
-    cells: list[Cell]
+    cells: list[GridCell]
     """Every variant with the first seed, then every variant with the next: what is done early can be compared."""
     sanity: SanitySettings | None
     values: dict[str, Any]
@@ -109,7 +109,7 @@ class Ablation:
             )
         sanity = None if values.get("sanity") is None else parse_settings(SanitySettings, values["sanity"])
         varying = _varying_axes(grids)
-        cells: dict[str, Cell] = {}
+        cells: dict[str, GridCell] = {}
         for cell in (cell for grid in grids for cell in _cells(base, grid, varying)):
             if cells.setdefault(cell.name, cell).settings != cell.settings:
                 raise UsageError(
@@ -120,10 +120,10 @@ class Ablation:
         in_order = sorted(cells.values(), key=lambda cell: seeds.index(cell.settings.seed))
         return cls(in_order, sanity, dict(values))
 
-    def variants(self) -> dict[str, list[Cell]]:
+    def variants(self) -> dict[str, list[GridCell]]:
         """Cells that differ in nothing but their seed, under what tells them from the others."""
         varying = self.varying_axes()
-        groups: dict[str, list[Cell]] = {}
+        groups: dict[str, list[GridCell]] = {}
         for cell in self.cells:
             groups.setdefault(variant_label(cell.axes, varying), []).append(cell)
         return groups
@@ -147,7 +147,7 @@ def _varying_axes(grids: Sequence[GridSettings]) -> list[str]:
     return [name for name in names if len({repr(value) for axes in columns for value in axes.get(name, (None,))}) > 1]
 
 
-def _cells(base: Mapping[str, Any], grid: GridSettings, varying: Sequence[str]) -> Iterator[Cell]:
+def _cells(base: Mapping[str, Any], grid: GridSettings, varying: Sequence[str]) -> Iterator[GridCell]:
     """An axis with one value is a setting of all cells, and in no name."""
     axes, seeds = grid.axes(), grid.seed or (base.get(_SEED, 0),)
     for combination in product(*axes.values()):
@@ -162,7 +162,7 @@ def _cells(base: Mapping[str, Any], grid: GridSettings, varying: Sequence[str]) 
             name = ".".join([*map(_slug, words.values()), f"seed-{seed}"])
             settings = parse_settings(TrainSettings, table, f"cell {name}")
             precision = precision_words(settings.train_dtype, settings.infer_dtype)
-            yield Cell(name, {"precision": precision, **words, _SEED: str(seed)}, settings)
+            yield GridCell(name, {"precision": precision, **words, _SEED: str(seed)}, settings)
 
 
 def _as_settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,8 +161,8 @@ class AblationManifest(Entry):
     cells: list[str]
     """Their names, in their order."""
     seconds: dict[str, float] = {}
-    broken: dict[str, str] = {}
-    """The reason by the cell's name."""
+    failures: dict[str, str] = {}
+    """Why a cell broke, by its name."""
     versions: dict[str, str]
     hardware: dict[str, Any]
     git: dict[str, Any] | None

@@ -223,10 +223,10 @@ def _rewards_under_pi(rollouts: Sequence[Rollout], log_pi: Floats, ends: Ints) -
     if not is_number.any():
         return dict.fromkeys(("reward/mean_pi", "reward/solved_share", "reward/solved_share_pi"), math.nan)
     weights = np.exp(np.clip(sums, -LOG_BOUND, LOG_BOUND))[is_number]
-    judged = rewards[is_number]
-    is_solved = judged >= SOLVED_FROM
+    numbers = rewards[is_number]
+    is_solved = numbers >= SOLVED_FROM
     return {
-        "reward/mean_pi": float(weights @ judged / weights.sum()),
+        "reward/mean_pi": float(weights @ numbers / weights.sum()),
         "reward/solved_share": float(is_solved.mean()),
         "reward/solved_share_pi": float(weights @ is_solved / weights.sum()),
     }

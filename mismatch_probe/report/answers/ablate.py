@@ -51,17 +51,17 @@ def ablation_answer(result: AblationResult, manifest: AblationManifest | None = 
     return Answer(
         subject="ablation",
         model=", ".join(result.models),
-        headline=_headline(result),
-        badge=_badge(result),
+        headline=_ablation_headline(result),
+        badge=_worst_badge(result),
         facts=[
             result.task,
             write_many(len(result.cells), "cell"),
             f"intervals of {write_percent(result.level)} over seeds",
         ],
         table=_overview(result),
-        footnote=_footnote(result),
+        footnote=_ablation_footnote(result),
         remarks=[*map(_ratio_sentence, result.ratios)],
-        figure=_figure(courses),
+        figure=_ablation_figure(courses),
         sections=[] if manifest is None else ablation_sections(result, manifest),
         screen=[
             _overview(result),
@@ -70,23 +70,23 @@ def ablation_answer(result: AblationResult, manifest: AblationManifest | None = 
     )
 
 
-def _badge(result: AblationResult) -> Badge:
+def _worst_badge(result: AblationResult) -> Badge:
     states = {cell.state for cell in result.cells}
     worst = next(state for state in ("broken", "unfinished", "pending", "stopped", "finished") if state in states)
     return CELL_BADGES[worst]
 
 
-def _headline(result: AblationResult) -> str:
+def _ablation_headline(result: AblationResult) -> str:
     """How many cells ended how, and which variant has the least mismatch and which the most."""
     counts = {state: sum(cell.state == state for cell in result.cells) for state in CELL_BADGES}
     words = [f"{write_count(number)} {CELL_BADGES[state].words}" for state, number in counts.items() if number]
-    collapsed = sum(variant.num_collapsed for variant in result.variants)
+    num_collapsed = sum(variant.num_collapsed for variant in result.variants)
     endings = f"{write_many(len(result.cells), 'cell')}: {join_names(words)}"
-    endings += f", {write_count(collapsed)} collapsed." if collapsed else ", none collapsed."
-    known = [(mean.value, variant.label) for variant in result.variants if (mean := variant.means.get("kl_all"))]
-    if len(known) < 2:
+    endings += f", {write_count(num_collapsed)} collapsed." if num_collapsed else ", none collapsed."
+    levels = [(mean.value, variant.label) for variant in result.variants if (mean := variant.means.get("kl_all"))]
+    if len(levels) < 2:
         return endings
-    (least, lowest), (most, highest) = min(known), max(known)
+    (least, lowest), (most, highest) = min(levels), max(levels)
     return (
         f"{endings} KL per token is lowest in {lowest} ({write_number(least)}) and highest in {highest} "
         f"({write_number(most)})."
@@ -112,7 +112,7 @@ def _number_of(variant: VariantResult, number: int) -> Cell:
     return ABSENT if not variant.num_done else write_count(number)
 
 
-def _footnote(result: AblationResult) -> str:
+def _ablation_footnote(result: AblationResult) -> str:
     windows = sorted({cell.window for cell in result.cells if cell.window})
     steps = join_names([write_count(window) for window in windows]) if windows else "no"
     passes = (
@@ -148,7 +148,7 @@ def _ending_sentences(result: AblationResult) -> list[str]:
     ]
 
 
-def _figure(courses: Courses) -> Figure | None:
+def _ablation_figure(courses: Courses) -> Figure | None:
     variants = _mean_courses(courses)
     if not variants:
         return None

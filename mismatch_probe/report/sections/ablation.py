@@ -120,9 +120,9 @@ def _deployment(result: AblationResult) -> Section:
 def _early_warning(result: AblationResult) -> Section:
     columns: list[Column[CellResult]] = [
         Column("cell", cell_label),
-        Column("mismatch grown at step", lambda cell: _step(cell.growth_step)),
-        Column("collapsed at step", lambda cell: _step(cell.collapse_step)),
-        Column("steps before", lambda cell: _step(cell.lead_steps)),
+        Column("mismatch grown at step", lambda cell: _step_cell(cell.growth_step)),
+        Column("collapsed at step", lambda cell: _step_cell(cell.collapse_step)),
+        Column("steps before", lambda cell: _step_cell(cell.lead_steps)),
         Column("first guard", _first_guard, is_text=True),
         Column("least pi − mu", lambda cell: _extreme(cell.prob_diff_lowest, cell.prob_diff_lowest_step)),
         Column("greatest pi − mu", lambda cell: _extreme(cell.prob_diff_highest, cell.prob_diff_highest_step)),
@@ -141,7 +141,7 @@ def _early_warning(result: AblationResult) -> Section:
     )
 
 
-def _step(number: int | None) -> str:
+def _step_cell(number: int | None) -> str:
     return ABSENT if number is None else write_count(number)
 
 
@@ -214,10 +214,10 @@ def _cells(result: AblationResult) -> Section:
         Column("cell", _cell_link),
         Column("state", lambda cell: CELL_BADGES[cell.state], is_text=True),
         Column("steps", lambda cell: WrittenNumber(write_count(cell.steps), f"of {write_count(cell.steps_asked)}")),
-        Column("reward", lambda cell: _from_to(cell.reward_first, cell.reward_last)),
+        Column("reward", lambda cell: _reward_course(cell.reward_first, cell.reward_last)),
         Column("accuracy", lambda cell: write_number(cell.accuracy_last)),
         Column("KL (k3)", lambda cell: write_number(cell.kl_all)),
-        Column("passed at step", lambda cell: _step(cell.pass_step)),
+        Column("passed at step", lambda cell: _step_cell(cell.pass_step)),
         Column("skipped", lambda cell: write_count(cell.skipped_updates)),
         Column("took", lambda cell: ABSENT if cell.seconds is None else write_seconds(cell.seconds)),
         Column("why", lambda cell: ABSENT if cell.reason is None else visible(cell.reason), is_text=True),
@@ -236,7 +236,7 @@ def _cell_link(cell: CellResult) -> Cell:
     return Markup('<a href="cells/{}/report.html">{}</a>').format(quote(cell.name), cell_label(cell))
 
 
-def _from_to(first: float | None, last: float | None) -> Cell:
+def _reward_course(first: float | None, last: float | None) -> Cell:
     return ABSENT if last is None else WrittenNumber(write_number(last), f"from {write_number(first)}")
 
 
