@@ -125,8 +125,8 @@ def resume_ablation(path: Path, ablation: Ablation) -> AblationDirectory:
     names = [cell.name for cell in ablation.cells]
     if missing := [name for name in manifest.cells if name not in names]:
         raise RunDirectoryError(
-            f"{path} has cells that the grid has not now ({join_names(missing, _MOST_NAMES)}); resume with at least the "
-            "same grid (it is in manifest.json), or give another --out"
+            f"{path} has cells that the grid has not now ({join_names(missing, _MOST_NAMES)}); resume with at least "
+            "the same grid (it is in manifest.json), or give another --out"
         )
     _write_settings(directory, ablation)
     directory.write_ablation_manifest(manifest.model_copy(update={"settings": ablation.values, "cells": names}))
