@@ -18,11 +18,11 @@ from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.engines.start import engine_provider
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError, TrainingStopped, UsageError
 from mismatch_probe.guards.diagnosis import StepFirings
-from mismatch_probe.guards.load import recorded_guards
+from mismatch_probe.guards.rules.__init__ import recorded_guards
 from mismatch_probe.notation import join_names
 from mismatch_probe.provenance import environment
 from mismatch_probe.records.ablation import AblationDirectory, AblationManifest, CellState
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
 from mismatch_probe.report.training.page import write_training_report
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training

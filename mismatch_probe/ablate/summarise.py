@@ -19,7 +19,7 @@ from mismatch_probe.records.ablation import (
     VariantRatio,
     VariantResult,
 )
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.training_run import PASS_ACCURACY, SanityRecord
 from mismatch_probe.report.answers.ablate import ablation_answer
 from mismatch_probe.report.rendering import PlotlyJs, render_page

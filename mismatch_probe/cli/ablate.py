@@ -63,7 +63,7 @@ def ablate(
     from mismatch_probe.cli.output import can_go_on, narration, print_outcome, results
     from mismatch_probe.config.ablate import Ablation
     from mismatch_probe.records.ablation import AblationDirectory
-    from mismatch_probe.records.kinds import RunKind, to_resume
+    from mismatch_probe.records.files import RunKind, to_resume
     from mismatch_probe.report.answers.ablate import ablation_answer
     from mismatch_probe.report.screen import print_answer
     from mismatch_probe.train.distributed import world_size

@@ -47,7 +47,7 @@ def report(
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.records.kinds import COMPARISONS, FINDINGS, TRAININGS, RunKind, kind_of
+    from mismatch_probe.records.files import COMPARISONS, FINDINGS, TRAININGS, RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.rendering import PlotlyJs

@@ -69,10 +69,8 @@ def documents() -> dict[str, type[BaseModel]]:
     """Each document's record; this loads all of them."""
     from mismatch_probe.compare.estimates import DryRun
     from mismatch_probe.records.ablation import AblationResult
-    from mismatch_probe.records.difference import Difference
-    from mismatch_probe.records.evaluation import Evaluation
+    from mismatch_probe.records.answers import Difference, Evaluation, GateResult, NoiseFloor
     from mismatch_probe.records.findings import Explanation, Localization
-    from mismatch_probe.records.gate_result import GateResult, NoiseFloor
     from mismatch_probe.records.headroom import Headroom
     from mismatch_probe.records.lines import CurveReading, WatchRecord
     from mismatch_probe.records.summary import Examination, Summary
@@ -145,7 +143,7 @@ def _field_docstrings(record: type) -> dict[str, str]:
 
 def write_schemas() -> None:
     """Write every schema file of the package again."""
-    from mismatch_probe.records.atomic import write_text
+    from mismatch_probe.records.files import write_text
 
     for name in SCHEMAS:
         write_text(schema_path(name), schema_of(name))

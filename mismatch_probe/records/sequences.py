@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.config.nested import flat, nest_names
-from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.files import replacing
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.floating]

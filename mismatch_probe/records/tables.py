@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord, message_of
 from mismatch_probe.reading import storable
-from mismatch_probe.records.atomic import open_to_read, replacing
 from mismatch_probe.records.digests import require_own_digests, with_digests
-from mismatch_probe.records.kinds import go_on
+from mismatch_probe.records.files import go_on, open_to_read, replacing
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
     FloatArray,

@@ -13,7 +13,7 @@ from mismatch_probe.engines.start import check_engine, check_room, with_typed_ar
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook, of_canary
-from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.environment import content_key
