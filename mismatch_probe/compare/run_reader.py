@@ -27,7 +27,7 @@ from mismatch_probe.records.digests import seals_prompts
 from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import weights_order
+from mismatch_probe.records.sequences import leg_columns, weights_order
 from mismatch_probe.records.summary import StepSummary
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
 from mismatch_probe.stats.growth import step_growth
@@ -122,8 +122,11 @@ class RunReader:
             masks = rows_in(rollouts["sampled"])
         return LegColumns(
             logprobs=masked_rows(rows_in(table["logprobs"]), masks),
-            top1=_token_column(name, table, "top1_ids", masks),
-            entropy=_token_column(name, table, "entropy_nats", masks),
+            by_token={
+                column: _token_column(name, table, column, masks)
+                for column, kind in leg_columns().items()
+                if kind.per_token
+            },
             prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=ids_keys,
             foreign=foreign,
