@@ -18,7 +18,7 @@ from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.engines.start import engine_provider
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError, TrainingStopped, UsageError
 from mismatch_probe.guards.diagnosis import StepFirings
-from mismatch_probe.guards.rules.__init__ import recorded_guards
+from mismatch_probe.guards.rules import recorded_guards
 from mismatch_probe.notation import join_names
 from mismatch_probe.provenance import environment
 from mismatch_probe.records.ablation import AblationDirectory, AblationManifest, CellState
