@@ -27,7 +27,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.gate.config import GateFile, parse_gate
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.records.gate_result import CheckAnswer
+from mismatch_probe.records.answers import CheckAnswer
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Ints, Sequences, TokenPair

@@ -34,7 +34,7 @@ from benchmarks.training_faults.update_faults import applied_rate, gradients_cha
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.base import GuardSettings
 
 PROBLEMS: Final = 64

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import join_process_group

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.departure_totals import SurpriseTotals
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.problems import TASKS, ProblemSet, TermRange

@@ -20,7 +20,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.summarise import place_errors
+from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import (

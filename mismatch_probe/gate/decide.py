@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.compare.log_steps import growth_over_steps
+from mismatch_probe.compare.run_reader import growth_over_steps
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
@@ -21,19 +21,27 @@ from mismatch_probe.gate.claims import (
     spent_alpha,
 )
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
-from mismatch_probe.gate.measure import CheckMeasurement, Evidence, Measurer
-from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail, reason_to_wait
+from mismatch_probe.gate.measure import (
+    CheckMeasurement,
+    Evidence,
+    Measurer,
+    OpenTail,
+    Prompts,
+    check_sentence,
+    open_tail,
+    reason_to_wait,
+)
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
+from mismatch_probe.records.answers import GROWTH, CheckAnswer, CheckResult, Look
+from mismatch_probe.records.files import HEADROOM_FILE
 from mismatch_probe.records.findings import Findings, Localization, localize_file
-from mismatch_probe.records.gate_result import GROWTH, CheckAnswer, CheckResult, Look
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.growth import LEAST_RATIO, can_show_growth
 from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
-from mismatch_probe.verdict.growth import growth_sentence
+from mismatch_probe.verdict.curves import growth_sentence
 from mismatch_probe.verdict.headline import RUN, localize_command
 
 

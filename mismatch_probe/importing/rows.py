@@ -15,7 +15,7 @@ from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.importing.selection import Census, PromptChoice
 from mismatch_probe.logs import Format, LogChecks, LogFinding, is_copied
 from mismatch_probe.reading import storable
-from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.files import replacing
 from mismatch_probe.records.legs import COLUMN_NAMES, choices_table, log_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse

@@ -23,9 +23,8 @@ from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.importing.log_settings import LOG_SIDE
 from mismatch_probe.importing.rows import CHOICES_LEG
-from mismatch_probe.importing.run import note_of
+from mismatch_probe.importing.run import LOG_SIDE, note_of
 from mismatch_probe.importing.selection import responses_of_step
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size

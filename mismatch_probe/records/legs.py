@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.digests import has_digests, is_sealed, seal, seals_prompts
-from mismatch_probe.records.kinds import go_on
+from mismatch_probe.records.files import go_on
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, KeptSets, LoggedResponse, TokenSequence
 from mismatch_probe.records.tables import ids_key, prompts_table, read_rows, read_table, write_table

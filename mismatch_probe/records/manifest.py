@@ -11,7 +11,7 @@ from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.log_readings import Entry, ExpertReading, KeptReading, TurnReading
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -16,7 +16,7 @@ from rich.console import Console
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.cli.watch_course import WatchCourse
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.importing.following import Follower
 from mismatch_probe.importing.watch_outcome import Patience, Tally
 from mismatch_probe.importing.watching import Watch
