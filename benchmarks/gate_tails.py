@@ -23,7 +23,7 @@ from benchmarks.tails import CLIP, TailDesign, Vector, draw, expectation, mean_l
 from mismatch_probe.gate.config import GateSettings, parse_gate
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.records.gate_result import CheckAnswer
+from mismatch_probe.records.answers import CheckAnswer
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
 DESIGNS = (

@@ -13,15 +13,15 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pool
+from multiprocessing.pool import Pool
 
 import numpy as np
 
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.stats.sequences import Floats
 
 SHAPES = ((1, 4), (2, 4), (2, 8), (8, 4), (8, 8), (32, 8))

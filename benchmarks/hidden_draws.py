@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import join_process_group
@@ -50,8 +50,9 @@ def hidden_settings(log_pi: Floats) -> Iterator[tuple[str, Floats]]:
 
 
 def softmax(logits: Floats) -> Floats:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+    weights: Floats = np.exp(logits - logits.max())
+    shares: Floats = weights / weights.sum()
+    return shares
 
 
 def fired_steps(surprise: Floats, error: float, drawn: Floats, steps: int, seed: int) -> list[int]:

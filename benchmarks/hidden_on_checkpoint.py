@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.departure_totals import SurpriseTotals
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.mean import MeanSettings
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.tasks.problems import TASKS, ProblemSet, TermRange
@@ -98,7 +98,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
     problems = ProblemSet(TASKS["sums"], TermRange(3, 3), seed=0)
     questions = [[{"role": "user", "content": problems.problem(row).question}] for row in range(options.prompts)]
-    prompts = tokenizer.apply_chat_template(
+    prompts: Any = tokenizer.apply_chat_template(
         questions, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
     prompts.pop("token_type_ids", None)

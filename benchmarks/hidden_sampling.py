@@ -15,7 +15,7 @@ import numpy as np
 
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.departure_totals import SurpriseTotals
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.stats.sequences import Floats
 
 VOCABULARY = 30

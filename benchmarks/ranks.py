@@ -33,9 +33,8 @@ from mismatch_probe.compare.preflight import count
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import TokenSequence
-from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.scorer import RanksScorer, follow
-from mismatch_probe.training_path.scorer import Scorer
+from mismatch_probe.training_path import rank_group
+from mismatch_probe.training_path.scorer import RanksScorer, Scorer, follow
 from tests.tiny_models import make_checkpoint
 
 SIZES: Final = ((384, 6), (512, 8), (640, 10), (768, 12))
@@ -112,7 +111,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
     path_settings = TrainingPathSettings.model_validate(settings)
     load = Scorer.load if path_settings.num_ranks is None else RanksScorer
     if path_settings.num_ranks is not None:
-        group.join(RankPlace.from_json(place))
+        rank_group.join(RankPlace.from_json(place))
     seconds = []
     with Noting(noted, place), load(Path(folder), Dtype.FP32, path_settings) as scorer:
         for _ in range(_REPEATS):
@@ -120,7 +119,7 @@ def leads(send: Send, folder: str, settings: dict[str, Any], noted: str, place: 
             scorer.score_batch(batch)
             seconds.append(time.perf_counter() - began)
     if path_settings.num_ranks is not None:
-        group.dismiss()
+        rank_group.dismiss()
     return min(seconds)
 
 
@@ -158,7 +157,7 @@ def main() -> None:
     os.environ |= dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(2**17))
     publish: Path | None = parser.parse_args().publish
     measured: dict[str, list[Measured]] = {way: [] for way in WAYS}
-    sizes = []
+    sizes: list[Architecture] = []
     with TemporaryDirectory() as home:
         for number, (hidden, layers) in enumerate(SIZES):
             folder = make_checkpoint(

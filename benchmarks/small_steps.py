@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.sequences import Floats
 

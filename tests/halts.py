@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from mismatch_probe.compare.batches import StageStarted
+from mismatch_probe.compare.plan import StageStarted
 from mismatch_probe.compare.run import Recorder
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import Parts, RunDirectory
@@ -91,7 +91,7 @@ def _before_beginning(stage: str) -> None:
 
 def _after_layer(_: str) -> None:
     """The job that computes layer by layer, once a layer's hidden states are saved."""
-    from mismatch_probe.training_path.by_layer.scorer import HiddenStates
+    from mismatch_probe.training_path.by_layer_scorer import HiddenStates
 
     _halt_around(HiddenStates, "end_layer", lambda states: any(states._folder.glob("[0-9]*")))
 

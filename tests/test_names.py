@@ -16,7 +16,19 @@ pytestmark = pytest.mark.slow
 PACKAGE = Path(mismatch_probe.__file__).parent
 ROOT = Path(__file__).parent.parent
 ROOMS = (
-    *("adapters", "api", "causes", "children", "cli", "compare", "config", "difference", "engines", "evaluate"),
+    *(
+        "ablate",
+        "adapters",
+        "api",
+        "causes",
+        "children",
+        "cli",
+        "compare",
+        "config",
+        "difference",
+        "engines",
+        "evaluate",
+    ),
     *("explain", "gate", "guards", "headroom", "importing", "localize", "logs", "provenance", "records", "report"),
     *("stats", "tasks", "train", "training_path", "verdict", "*.py"),
 )

@@ -17,8 +17,7 @@ from mismatch_probe.engines.server.arguments import engine_arguments
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.engines.start import ENGINES, check_engine
 from mismatch_probe.errors import ExitCode, PluginError, UsageError
-from mismatch_probe.guards.load import parse_guards
-from mismatch_probe.guards.rules import RULES
+from mismatch_probe.guards.rules import RULES, parse_guards
 from mismatch_probe.logs import FORMATS, recognise
 from tests.gate.cli import CommandLine
 

@@ -9,11 +9,17 @@ import pyarrow as pa
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import leg_columns
 from mismatch_probe.records.tables import read_table, write_table
 
 Rows = list[dict[str, Any]]
 Edit = Callable[[Rows], None]
-TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
+
+
+def token_columns(row: dict[str, Any]) -> list[str]:
+    """The columns of a leg with a value for each token, of those that the row has."""
+    names = ["logprobs", *(name for name, column in leg_columns().items() if column.per_token)]
+    return [name for name in names if row[name] is not None]
 
 
 def edit_leg(run: RunDirectory, name: str, edit: Edit) -> None:
@@ -49,7 +55,7 @@ def shifted(by: int) -> Edit:
 
     def edit(rows: Rows) -> None:
         for row in rows:
-            for column in TOKEN_COLUMNS:
+            for column in token_columns(row):
                 row[column] = np.roll(np.asarray(row[column]), by).tolist()
 
     return edit
@@ -68,7 +74,7 @@ def exchanged(share: float, *, with_ids: bool) -> Edit:
         for index, donor in zip(chosen, donors, strict=True):
             row = rows[index]
             length = len(row["logprobs"])
-            for column in TOKEN_COLUMNS:
+            for column in token_columns(row):
                 row[column] = donor[column] if with_ids else np.resize(np.asarray(donor[column]), length).tolist()
             if with_ids:
                 row["ids_key"] = donor["ids_key"]
@@ -84,7 +90,7 @@ def tokenised_again(share: float) -> Edit:
         for index in generator.permutation(len(rows))[: max(1, round(share * len(rows)))]:
             row = rows[index]
             row["ids_key"] = int(generator.integers(2**63))
-            for column in TOKEN_COLUMNS:
+            for column in token_columns(row):
                 row[column] = row[column][:-1]
 
     return edit

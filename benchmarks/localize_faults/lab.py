@@ -20,7 +20,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.summarise import place_errors
+from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import (
@@ -94,7 +94,7 @@ class Workload:
     @classmethod
     def of_chats(cls, folder: Path, prompts: Path, num_prompts: int, new_tokens: int) -> Self:
         """The first prompts of a file, as a real checkpoint's own template writes them."""
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()[:num_prompts]]
         if not tokenizer.chat_template:
             return cls([tokenizer(text).input_ids for text in texts], new_tokens)

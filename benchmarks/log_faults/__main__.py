@@ -27,8 +27,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.run import explain_with
-from mismatch_probe.importing.log_settings import LogSettings
-from mismatch_probe.importing.run import Log, import_log
+from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.summary import Verdict

@@ -21,7 +21,7 @@ from mismatch_probe.config.model import TrainingPathSettings  # noqa: E402
 from mismatch_probe.dtypes import Dtype  # noqa: E402
 from mismatch_probe.records.sequences import TokenSequence  # noqa: E402
 from mismatch_probe.training_path import Scorer, plan_batches  # noqa: E402
-from mismatch_probe.training_path.by_layer.scorer import (  # noqa: E402
+from mismatch_probe.training_path.by_layer_scorer import (  # noqa: E402
     HiddenStates,
     LayerByLayerScorer,
 )

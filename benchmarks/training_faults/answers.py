@@ -19,7 +19,7 @@ from benchmarks.training_faults.update_faults import applied_rate
 from benchmarks.training_faults.watching import Starts, Updates, digest_of, weights_digest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, TrainingStopped
-from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, parse_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.train.checkpoints import Checkpoints

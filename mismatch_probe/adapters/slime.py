@@ -21,7 +21,7 @@ from mismatch_probe.arrays import as_numbers, flat_values
 from mismatch_probe.errors import TrainingStopped, UsageError
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
 from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.sequences import Mask
 

@@ -24,7 +24,7 @@ from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.guards.probe import Probe
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
 from mismatch_probe.guards.sums import Sums
 from mismatch_probe.reading import Unreadable, as_object, read_json
 

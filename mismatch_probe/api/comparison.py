@@ -19,8 +19,8 @@ from mismatch_probe.config.comparison import PairName
 from mismatch_probe.errors import NameLookup, UsageError, did_you_mean
 from mismatch_probe.notation import ABSENT, write_estimate
 from mismatch_probe.reading import Unreadable, as_path
+from mismatch_probe.records.files import COMPARISONS, TRAININGS, kind_of
 from mismatch_probe.records.findings import Findings
-from mismatch_probe.records.kinds import COMPARISONS, TRAININGS, kind_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict

@@ -34,7 +34,7 @@ from mismatch_probe.children.messages import (
 )
 from mismatch_probe.children.servers import Preload, keep_scratch
 from mismatch_probe.errors import EngineError, OutOfMemory, RankLost
-from mismatch_probe.records.atomic import open_to_append, read_regular_text, storage_errors
+from mismatch_probe.records.files import open_to_append, read_regular_text, storage_errors
 
 logger = logging.getLogger(__name__)
 

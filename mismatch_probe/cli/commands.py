@@ -10,6 +10,7 @@ from typer.main import get_command
 
 from mismatch_probe import __version__
 from mismatch_probe.cli import (
+    ablate,
     compare,
     evaluate,
     examinations,
@@ -86,6 +87,7 @@ _add(_DEEPER, "headroom", examinations.headroom)
 _add(_DEEPER, "evaluate", evaluate.evaluate, context_settings=_PASS_THROUGH)
 _add(_TRAINING, "train", train.train, context_settings=_PASS_THROUGH)
 _add(_TRAINING, "sanity", train.sanity, context_settings=_PASS_THROUGH)
+_add(_TRAINING, "ablate", ablate.ablate, context_settings=_PASS_THROUGH)
 _add(_TOOLS, "doctor", first_steps.doctor)
 _add(_TOOLS, "init", first_steps.init)
 _add(_TOOLS, "schema", schema.schema, hidden=True)

@@ -97,7 +97,7 @@ def compare(
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run
         from mismatch_probe.config.resuming import held_by_ranks
-        from mismatch_probe.records.kinds import RunKind, to_resume
+        from mismatch_probe.records.files import RunKind, to_resume
         from mismatch_probe.records.run_directory import RunDirectory
         from mismatch_probe.report.answers.gate import gate_answer
         from mismatch_probe.report.page import answer_on_screen, full_summary, write_report

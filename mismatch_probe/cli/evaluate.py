@@ -14,7 +14,7 @@ from mismatch_probe.config.nested import merge_tables, nest_names
 from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from mismatch_probe.records.evaluation import EvaluationDirectory
+    from mismatch_probe.records.answers import EvaluationDirectory
 
 _PROBLEMS: Final = {
     "task": Flag("prompts.source", options.TASK_HELP, default="sums:medium"),
@@ -64,8 +64,8 @@ def evaluate(
         resume_evaluation,
         start_evaluation,
     )
-    from mismatch_probe.records.evaluation import EvaluationDirectory
-    from mismatch_probe.records.kinds import RunKind, to_resume
+    from mismatch_probe.records.answers import EvaluationDirectory
+    from mismatch_probe.records.files import RunKind, to_resume
     from mismatch_probe.report.answers.evaluate import evaluation_answer
     from mismatch_probe.report.page import write_report
     from mismatch_probe.report.screen import print_answer

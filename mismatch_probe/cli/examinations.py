@@ -200,7 +200,7 @@ def _filed_headroom(filing: Filing, given_values: dict[str, Any]) -> tuple[Headr
     from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.headroom.run import measure_headroom
-    from mismatch_probe.records.kinds import HEADROOM_FILE
+    from mismatch_probe.records.files import HEADROOM_FILE
 
     values = filing.values(headroom_values, given_values)
     if "model" not in values:

@@ -51,7 +51,7 @@ def init(
         raise UsageError(f"{kind!r} is no file to begin with{hint}")
     from mismatch_probe.cli.output import require_no_run_file
     from mismatch_probe.inert import command_line
-    from mismatch_probe.records.atomic import write_text
+    from mismatch_probe.records.files import write_text
 
     path = out or Path(STARTERS[kind].file)
     if path.exists():

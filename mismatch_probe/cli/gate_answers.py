@@ -29,10 +29,9 @@ from mismatch_probe.gate.publishing import (
 from mismatch_probe.gate.run import open_gate, refusal, run_gate
 from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.answers import GATE_FILE, JUNIT_FILE, GateResult, Look, answer_of
+from mismatch_probe.records.files import COMPARISONS, kind_of, write_text
 from mismatch_probe.records.findings import Findings, file_name
-from mismatch_probe.records.gate_result import GATE_FILE, JUNIT_FILE, GateResult, Look, answer_of
-from mismatch_probe.records.kinds import COMPARISONS, kind_of
 from mismatch_probe.records.manifest import write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.answers.gate import gate_answer

@@ -55,6 +55,7 @@ _HEADINGS: Final = {
     "optimizer": _TRAINING,
     "policy": _TRAINING,
     "steps": _TRAINING,
+    "grid": "Grid",
     "sanity": "Choice of problems",
     "guards": GUARDS,
 }
@@ -302,6 +303,8 @@ EXAMPLES: Final[dict[str, str]] = {
     "compare": "compare --model ckpt --dtype bf16 --dtype fp32 --prompts sums:long --out runs/mine",
     "train": "train --model ckpt --task sums:terms=3 --objective grpo --steps 100 --out runs/rl",
     "sanity": "sanity --model ckpt --train-dtype fp16 --infer-dtype fp16 --out runs/sanity",
+    "ablate": "ablate --model ckpt --precision bf16/bf16 --precision fp16/fp16 --seed 0 --seed 1 --seed 2 "
+    "--task sums:terms=3 --steps 100 --out runs/ablation",
     "evaluate": "evaluate --model ckpt --task sums:medium --dtype bf16 --dtype fp16 --out runs/evaluate",
     "headroom": "headroom --model ckpt --out runs/headroom",
     "localize": "localize --run runs/mine --dtype bf16",

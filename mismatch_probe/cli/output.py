@@ -33,8 +33,7 @@ from mismatch_probe.errors import (
 )
 from mismatch_probe.inert import command_line, plain
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.atomic import open_to_append, storage_errors
-from mismatch_probe.records.kinds import kind_of
+from mismatch_probe.records.files import kind_of, open_to_append, storage_errors
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import prompts_of

@@ -11,19 +11,20 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mismatch_probe.compare.batches import (
+from mismatch_probe.compare.cost.forecast import RunClock
+from mismatch_probe.compare.cost.roofline import ProcessName
+from mismatch_probe.compare.plan import (
     AnyEvent,
     BatchDone,
     EffectiveSettings,
     JobStarted,
     LayersDone,
+    PlannedJob,
     RequestsDone,
     StageDone,
     StageStarted,
+    make_plan,
 )
-from mismatch_probe.compare.cost.forecast import RunClock
-from mismatch_probe.compare.cost.roofline import ProcessName
-from mismatch_probe.compare.plan import PlannedJob, make_plan
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
     DistributionsStage,

@@ -47,7 +47,7 @@ def report(
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
     """Render a run's report again from its files; needs neither engine nor GPU. Ends with 4 where data is broken."""
-    from mismatch_probe.records.kinds import COMPARISONS, FINDINGS, TRAININGS, RunKind, kind_of
+    from mismatch_probe.records.files import COMPARISONS, FINDINGS, TRAININGS, RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.rendering import PlotlyJs
@@ -73,6 +73,10 @@ def report(
         if recompute:
             raise UsageError("--recompute is for comparisons; what headroom and localize found is shown as it was")
         _report_findings(runs[0], plotly_js=plotly_js, json_output=json_output)
+    elif kinds[0] is RunKind.ABLATION:
+        if recompute:
+            raise UsageError("--recompute is for comparisons; an ablation's report is always made from its cells")
+        return _report_ablation(runs[0], plotly_js=plotly_js, json_output=json_output)
     elif kinds[0] is RunKind.CURVES:
         if recompute:
             raise UsageError("--recompute is for comparisons; a reading of metrics is made again by `import`")
@@ -146,6 +150,27 @@ def _report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) ->
     console = results(as_json=json_output)
     print_answer(document_answer(document), console)
     print_outcome(console, path, document, as_json=json_output)
+
+
+def _report_ablation(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:
+    """Render an ablation, finished or not, from the files of its cells.
+
+    Raises:
+        BrokenRecord: a file cannot be read.
+        StorageError: the disk refused the write.
+    """
+    from mismatch_probe.ablate.summarise import publish_ablation
+    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.records.ablation import AblationDirectory
+    from mismatch_probe.report.answers.ablate import ablation_answer
+    from mismatch_probe.report.screen import print_answer
+
+    directory = AblationDirectory(folder)
+    result = publish_ablation(directory, plotly_js)
+    console = results(as_json=json_output)
+    print_answer(ablation_answer(result), console)
+    print_outcome(console, directory.report_path, result, as_json=json_output)
+    return result.exit_code
 
 
 def _report_curves(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> ExitCode:

@@ -33,6 +33,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "train": "train --json, report --json of a training run",
     "canary": "train --canary --json",
     "sanity": "sanity --json, RUN/sanity.json",
+    "ablation": "ablate --json, RUN/ablation.json",
     "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, headroom.json",
     "localize": "localize --json, localize-TRAIN-INFER.json",
@@ -67,10 +68,9 @@ def schema(
 def documents() -> dict[str, type[BaseModel]]:
     """Each document's record; this loads all of them."""
     from mismatch_probe.compare.estimates import DryRun
-    from mismatch_probe.records.difference import Difference
-    from mismatch_probe.records.evaluation import Evaluation
+    from mismatch_probe.records.ablation import AblationResult
+    from mismatch_probe.records.answers import Difference, Evaluation, GateResult, NoiseFloor
     from mismatch_probe.records.findings import Explanation, Localization
-    from mismatch_probe.records.gate_result import GateResult, NoiseFloor
     from mismatch_probe.records.headroom import Headroom
     from mismatch_probe.records.lines import CurveReading, WatchRecord
     from mismatch_probe.records.summary import Examination, Summary
@@ -86,6 +86,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "train": TrainingSummary,
         "canary": Canary,
         "sanity": SanityRecord,
+        "ablation": AblationResult,
         "evaluation": Evaluation,
         "headroom": Headroom,
         "localize": Localization,
@@ -142,7 +143,7 @@ def _field_docstrings(record: type) -> dict[str, str]:
 
 def write_schemas() -> None:
     """Write every schema file of the package again."""
-    from mismatch_probe.records.atomic import write_text
+    from mismatch_probe.records.files import write_text
 
     for name in SCHEMAS:
         write_text(schema_path(name), schema_of(name))

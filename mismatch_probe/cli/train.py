@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mismatch_probe.guards.rules.base import GuardSettings
     from mismatch_probe.records.training_run import TrainingDirectory
 
-_TRAINING: Final = {
+TRAINING: Final = {
     **MODEL,
     "task": Flag("task.source", TASK_HELP, default="sums:medium"),
     "num_problems": Flag(
@@ -46,7 +46,7 @@ _TRAINING: Final = {
 }
 
 
-@gives_settings(_TRAINING)
+@gives_settings(TRAINING)
 def train(
     flag_values: dict[str, Any],
     out: options.Out = None,
@@ -75,7 +75,7 @@ def train(
     from mismatch_probe.cli.training_watch import training_listener
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import RunKind, to_resume
+    from mismatch_probe.records.files import RunKind, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.answers.train import training_answer
     from mismatch_probe.report.screen import print_answer
@@ -134,7 +134,7 @@ def kept_guards(
         UsageError: a file cannot be read, or this version cannot use a guard of the run.
     """
     from mismatch_probe.config.load import given_settings
-    from mismatch_probe.guards.load import recorded_guards
+    from mismatch_probe.guards.rules import recorded_guards
 
     flag_values = given_settings(config, flags)
     if earlier_run is None or "guards" in flag_values:
@@ -153,7 +153,7 @@ def _hold_canary(
     from mismatch_probe.cli.output import noise_in, print_json, results
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import TRAININGS, to_resume
+    from mismatch_probe.records.files import TRAININGS, to_resume
     from mismatch_probe.records.training_run import TrainingDirectory
     from mismatch_probe.report.answers.train import canary_answer
     from mismatch_probe.report.screen import print_answer
@@ -190,7 +190,7 @@ _PROBLEMS: Final = {
 }
 
 
-@gives_settings(_TRAINING, _PROBLEMS)
+@gives_settings(TRAINING, _PROBLEMS)
 def sanity(
     flag_values: dict[str, Any],
     out: options.Out = None,
@@ -209,7 +209,7 @@ def sanity(
     from mismatch_probe.config.model import SanitySettings
     from mismatch_probe.config.nested import merge_tables
     from mismatch_probe.config.train import TrainSettings
-    from mismatch_probe.records.kinds import RunKind, to_resume
+    from mismatch_probe.records.files import RunKind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
     from mismatch_probe.report.answers.train import sanity_answer
     from mismatch_probe.report.screen import print_answer

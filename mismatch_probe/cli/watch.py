@@ -57,7 +57,7 @@ def watch(
     """
     from mismatch_probe.cli.output import narration, print_json, results
     from mismatch_probe.cli.watch_course import WatchCourse
-    from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
+    from mismatch_probe.guards.rules import DEFAULT_GUARDS, load_guards
     from mismatch_probe.importing.watch_outcome import Patience, Tally
     from mismatch_probe.importing.watching import Watch
     from mismatch_probe.report.screen import print_line

@@ -21,7 +21,7 @@ from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.lines import WatchedStep, WatchRecord
 from mismatch_probe.report.answers.watch import watch_answer
 from mismatch_probe.report.screen import print_answer, print_line
-from mismatch_probe.verdict.growth import growth_sentence
+from mismatch_probe.verdict.curves import growth_sentence
 
 _SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
 

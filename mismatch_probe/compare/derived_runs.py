@@ -27,7 +27,7 @@ from mismatch_probe.config.sides import Side, response_of
 from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.inert import words_line
 from mismatch_probe.provenance.environment import RESPONSES, content_key, decisive
-from mismatch_probe.records.atomic import storage_errors
+from mismatch_probe.records.files import storage_errors
 from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory

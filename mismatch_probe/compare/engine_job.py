@@ -10,16 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.batches import (
+from mismatch_probe.compare.plan import (
     BatchWork,
     EffectiveSettings,
+    PlannedJob,
     RequestsDone,
+    fixed_batches,
+    model_length,
     run_batches,
     run_scores,
+    sample_requests,
     send_event,
     skip,
 )
-from mismatch_probe.compare.plan import PlannedJob, fixed_batches, model_length, sample_requests
 from mismatch_probe.compare.stages import (
     DECODED_ALONE,
     TOO_LONG,

@@ -18,7 +18,7 @@ from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
-from mismatch_probe.training_path.ranks import group
+from mismatch_probe.training_path import rank_group
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +28,12 @@ def run_engine_over_ranks(
     run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send, place: RankPlace
 ) -> None:
     """`run_engine` on the first of several ranks that hold the engine together; the others follow it."""
-    group.join(place)
+    rank_group.join(place)
     run_engine(run, manifest, job, events, RanksEngine)
 
 
-class RanksEngine(group.HeldByRanks[Engine], Engine):
-    """The engine on the first rank; the others are in `group.follow_first`. All must have joined the group."""
+class RanksEngine(rank_group.HeldByRanks[Engine], Engine):
+    """The engine on the first rank; the others are in `rank_group.follow_first`. All must have joined the group."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Arguments and errors are those of `start_engine`."""

@@ -1,13 +1,14 @@
 """The arrays of one pair: the rows of its legs are joined and checked; unusable ones are counted and left out."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mismatch_probe.records.sequences import leg_columns
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.stats.sequences import (
     MOST_ROUNDED_UP,
@@ -169,8 +170,8 @@ class PairData:
 @dataclass(frozen=True)
 class LegColumns:
     logprobs: list[Reals]
-    top1: list[npt.NDArray[Any]] | None
-    entropy: list[npt.NDArray[Any]] | None
+    by_token: Mapping[str, list[npt.NDArray[Any]] | None]
+    """The other columns with a value a token, by name (`leg_columns`); None where the leg lacks one."""
     prompt_starts: list[Reals] | None
     keys: npt.NDArray[np.uint64]
     foreign: npt.NDArray[np.bool_]
@@ -284,7 +285,16 @@ def _token_pair(
     def log_probs(role: str) -> Reals | None:
         return flat(tables[role].logprobs if role in tables else None)
 
-    log_mu, log_pi, entropy = log_probs("mu"), log_probs("pi"), flat(pi.entropy)
+    def recorded() -> Iterator[tuple[str, Any]]:
+        """The fields of the pair that columns of its legs fill; None where one is absent or lacks a number."""
+        in_pair = {column.name for column in fields(TokenPair)}
+        for name, column in leg_columns().items():
+            for side, leg in (("pi", pi), ("mu", mu)):
+                if column.pair and f"{column.pair}_{side}" in in_pair:
+                    values = flat(leg.by_token[name])
+                    yield f"{column.pair}_{side}", values if values is None or np.isfinite(values).all() else None
+
+    log_mu, log_pi = log_probs("mu"), log_probs("pi")
     assert log_mu is not None
     assert log_pi is not None
     return TokenPair(
@@ -292,12 +302,10 @@ def _token_pair(
         log_pi=log_pi,
         log_mu=log_mu,
         log_ref=log_probs("ref"),
-        top1_pi=flat(pi.top1),
-        top1_mu=flat(mu.top1),
-        entropy_pi=entropy if entropy is None or np.isfinite(entropy).all() else None,
         log_mu_prefill=log_probs("mu_prefill"),
         log_ref_rounded_pi=log_probs("ref_rounded_pi"),
         log_ref_rounded_mu=log_probs("ref_rounded_mu"),
+        **dict(recorded()),
     )
 
 

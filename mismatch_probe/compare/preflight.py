@@ -89,7 +89,7 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     from mismatch_probe.training_path import timing
     from mismatch_probe.training_path.fit import require_fit, require_layers
     from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
-    from mismatch_probe.training_path.ranks.sharding import require_divisible, require_gpus
+    from mismatch_probe.training_path.rank_sharding import require_divisible, require_gpus
 
     require_gpus(choose_device(question["device"]), question["ranks_here"])
     folder, trust_remote_code = Path(question["folder"]), question["trust_remote_code"]

@@ -13,15 +13,6 @@ from mismatch_probe.children.job import JobFunction
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.servers import Preload
 from mismatch_probe.children.start import Job, RankPlace, in_place, places_here, run_together
-from mismatch_probe.compare.batches import (
-    AnyEvent,
-    BatchDone,
-    EffectiveSettings,
-    JobStarted,
-    StageDone,
-    StageStarted,
-    parse,
-)
 from mismatch_probe.compare.continuation import (
     as_prepared,
     continuation,
@@ -32,7 +23,18 @@ from mismatch_probe.compare.continuation import (
     with_added_pairs,
     without_side,
 )
-from mismatch_probe.compare.plan import Plan, PlannedJob, make_plan
+from mismatch_probe.compare.plan import (
+    AnyEvent,
+    BatchDone,
+    EffectiveSettings,
+    JobStarted,
+    Plan,
+    PlannedJob,
+    StageDone,
+    StageStarted,
+    make_plan,
+    parse,
+)
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DistributionsStage, Stage
 from mismatch_probe.compare.summarise import summarise
@@ -115,14 +117,14 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
 
 def follow_scorer(send: Send, place: dict[str, Any]) -> None:
     """What a rank but the first does while that one scores."""
-    from mismatch_probe.training_path.ranks.scorer import follow
+    from mismatch_probe.training_path.scorer import follow
 
     follow(RankPlace.from_json(place))
 
 
 def follow_engine(send: Send, place: dict[str, Any]) -> None:
     """What a rank but the first does until that one closes its engine, which takes the group down with it."""
-    from mismatch_probe.training_path.ranks.group import follow_first
+    from mismatch_probe.training_path.rank_group import follow_first
 
     follow_first(RankPlace.from_json(place), start_engine, ends_with_close=True)
 

@@ -1,7 +1,9 @@
-"""The legs of a pair, read from the records of a run and joined."""
+"""The legs of a pair, read from the records of a run and joined; and a log by its steps, over which the KL may grow."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,12 @@ from mismatch_probe.records.digests import seals_prompts
 from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.sequences import leg_columns, weights_order
+from mismatch_probe.records.summary import StepSummary
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, in_order, leg_schema, read_rows
+from mismatch_probe.stats.growth import step_growth
+from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import Estimate, StepGrowth
 from mismatch_probe.stats.sequences import Mask, of_sampled_tokens
 from mismatch_probe.verdict.case import examine_ids
 
@@ -115,8 +122,11 @@ class RunReader:
             masks = rows_in(rollouts["sampled"])
         return LegColumns(
             logprobs=masked_rows(rows_in(table["logprobs"]), masks),
-            top1=_token_column(name, table, "top1_ids", masks),
-            entropy=_token_column(name, table, "entropy_nats", masks),
+            by_token={
+                column: _token_column(name, table, column, masks)
+                for column, kind in leg_columns().items()
+                if kind.per_token
+            },
             prompt_starts=rows_in(table["start_logprobs"]) if "start_logprobs" in table.column_names else None,
             keys=ids_keys,
             foreign=foreign,
@@ -136,3 +146,85 @@ def _token_column(leg: str, table: pa.Table, name: str, masks: list[Mask] | None
             f"leg {leg} has another number of {name} than of logprobs: remove the file and continue with --resume"
         )
     return masked_rows(rows_in(table[name]), masks)
+
+
+StepKey = tuple[int | None, str | None]
+
+MOST_ROWS: Final = 500
+
+STEP_METRICS: Final = (
+    "abs_logprob_diff",
+    "kl_k1",
+    "kl_k3",
+    "is_ratio_mean_token",
+    "outside_band_0.8_1.25",
+    "ess_token",
+    "ess_seq",
+)
+
+
+def over_steps(data: PairData, level: float) -> list[StepSummary]:
+    """The metrics of each step and weight version, in order; none where there is one step, or none is known.
+
+    Where generation runs ahead of training, several weight versions sample the responses of one step: a deviation that
+    grows with the number of versions between is staleness, and the deviation of the newest version is not. Of very many
+    steps, neighbours are combined.
+    """
+    keys = step_keys(data)
+    order = sorted(set(keys), key=step_order)
+    if data.pair is None or len(order) < 2:
+        return []
+    length = math.ceil(len(order) / MOST_ROWS)
+    stretches = [order[start : start + length] for start in range(0, len(order), length)]
+    number = {key: place for place, stretch in enumerate(stretches) for key in stretch}
+    places = np.asarray([number[key] for key in keys])
+    rows = []
+    for place, stretch in enumerate(stretches):
+        part = data.pair.of_tokens(data.pair.sequences.spread(places == place))
+        assert part is not None
+        metrics, _ = pair_metrics(part, level, STEP_METRICS)
+        rows.append(_stretch_summary(stretch, metrics))
+    return rows
+
+
+def last_step(data: PairData) -> int | None:
+    """The last step of a log of several; None where there is one step, or none is known."""
+    steps = {step for step, _ in step_keys(data) if step is not None}
+    return max(steps) if len(steps) > 1 else None
+
+
+def _stretch_summary(stretch: Sequence[StepKey], metrics: dict[str, Estimate]) -> StepSummary:
+    (first, version), (last, _) = stretch[0], stretch[-1]
+    return StepSummary(
+        step=first,
+        last_step=None if last == first else last,
+        weight_version=version if all(other == version for _, other in stretch) else None,
+        metrics=metrics,
+    )
+
+
+def growth_over_steps(data: PairData, level: float) -> StepGrowth | None:
+    """How the KL grows over the steps, in the newest weights of each, so that staleness moves nothing; None where it
+    does not grow, or no steps are known.
+    """
+    keys = step_keys(data)
+    if data.pair is None or not keys:
+        return None
+    newest = {key[0]: key for key in sorted(set(keys), key=step_order)}
+    is_newest = np.asarray([key == newest[key[0]] for key in keys])
+    part = data.pair.of_tokens(data.pair.sequences.spread(is_newest))
+    return None if part is None else step_growth(part, level)
+
+
+def step_keys(data: PairData) -> list[StepKey]:
+    """Step and weight version of each usable response; none where the responses are of no log."""
+    if "step" not in data.rollouts.column_names:
+        return []
+    steps, versions = (data.rollouts[name].take(data.rows).to_pylist() for name in ("step", "weight_version"))
+    return list(zip(steps, versions, strict=True))
+
+
+def step_order(key: StepKey) -> tuple[int, int, str]:
+    """What sorts the keys by step, and within a step from the oldest weights to the newest."""
+    step, version = key
+    return (-1 if step is None else step, *weights_order(version))

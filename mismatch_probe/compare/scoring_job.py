@@ -12,18 +12,19 @@ from typing import Final
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import RankPlace
-from mismatch_probe.compare.batches import (
+from mismatch_probe.compare.continuation import is_recorded, samplers_left
+from mismatch_probe.compare.plan import (
     BatchDone,
     EffectiveSettings,
     LayersDone,
+    PlannedJob,
     StageDone,
     StageStarted,
+    fixed_batches,
     run_scores_together,
     send_event,
     skip,
 )
-from mismatch_probe.compare.continuation import is_recorded, samplers_left
-from mismatch_probe.compare.plan import PlannedJob, fixed_batches
 from mismatch_probe.compare.stages import (
     TOO_LONG,
     FloorStage,
@@ -45,13 +46,12 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import leg_table, read_table, sequences_of
 from mismatch_probe.training_path.batching import plan_batches
-from mismatch_probe.training_path.by_layer.model import fit_in_memory, why_by_layer
-from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
+from mismatch_probe.training_path.by_layer_model import fit_in_memory, why_by_layer
+from mismatch_probe.training_path.by_layer_scorer import HiddenStates, LayerByLayerScorer
 from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
-from mismatch_probe.training_path.ranks.group import dismiss, join
-from mismatch_probe.training_path.ranks.scorer import RanksScorer
-from mismatch_probe.training_path.scorer import Scorer
+from mismatch_probe.training_path.rank_group import dismiss, join
+from mismatch_probe.training_path.scorer import RanksScorer, Scorer
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:

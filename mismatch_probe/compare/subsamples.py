@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.children.messages import Send
-from mismatch_probe.compare.batches import run_batches, skip
 from mismatch_probe.compare.pair_data import PairData
-from mismatch_probe.compare.plan import fixed_batches
+from mismatch_probe.compare.plan import fixed_batches, run_batches, skip
 from mismatch_probe.compare.stages import (
     DECODED_ALONE,
     DistributionsStage,

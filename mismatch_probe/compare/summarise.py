@@ -4,13 +4,20 @@ from collections.abc import Mapping
 from itertools import permutations
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.log_steps import growth_over_steps, last_step, over_steps
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.replicas import replica_findings
-from mismatch_probe.compare.run_reader import RunReader
+from mismatch_probe.compare.run_reader import RunReader, growth_over_steps, last_step, over_steps
 from mismatch_probe.compare.subsamples import full_vocabulary_of, routing_of_pair, share_decoded_alike
-from mismatch_probe.compare.verdict_input import disagreements, exact_of, settings_contrast, sides_of
-from mismatch_probe.compare.worst import departures, few_tokens_of, worst_in_context, worst_with_tokens
+from mismatch_probe.compare.verdict_input import (
+    departures,
+    disagreements,
+    exact_of,
+    few_tokens_of,
+    settings_contrast,
+    sides_of,
+    worst_in_context,
+    worst_with_tokens,
+)
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.load import write_side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, note_in_error

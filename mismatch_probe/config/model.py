@@ -1,5 +1,6 @@
 """The parts of every command's settings: frozen, typed, recorded in a run, and matched by a resume."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -88,11 +89,18 @@ class SamplingSettings(Settings):
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True)
+class PassedAs:
+    """Of a field: vLLM's argument of this name gets its value where that is not None, and cannot be given otherwise."""
+
+    argument: str
+
+
 class EngineSettings(Settings):
     """The inference engine (mu)."""
 
     name: EngineName = "vllm"
-    prefix_caching: bool = False
+    prefix_caching: Annotated[bool, PassedAs("enable_prefix_caching")] = False
     batch_sequences: Count | None = None
     """Responses in a batch."""
     prefill: bool = True
@@ -107,6 +115,16 @@ class EngineSettings(Settings):
         if self.is_remote and "url" not in self.args:
             raise ValueError("a server is a side of a comparison with an address: --infer NAME:url=http://HOST:PORT")
         return self
+
+    @classmethod
+    def passed_fields(cls) -> dict[str, str]:
+        """vLLM's arguments that fields are passed as (`PassedAs`), and the names of the fields."""
+        return {
+            passed.argument: name
+            for name, declared in cls.model_fields.items()
+            for passed in declared.metadata
+            if isinstance(passed, PassedAs)
+        }
 
     @property
     def num_ranks(self) -> int:

@@ -27,7 +27,7 @@ from mismatch_probe.difference.versus import (
 )
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.reading import Unreadable, parse_json
-from mismatch_probe.records.difference import (
+from mismatch_probe.records.answers import (
     APPLIED,
     BinDifference,
     Change,

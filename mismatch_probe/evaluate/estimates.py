@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from mismatch_probe.compare.batches import AnyEvent, parse, run_batches
-from mismatch_probe.compare.plan import fixed_batches
+from mismatch_probe.compare.plan import AnyEvent, fixed_batches, parse, run_batches
 from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
 from mismatch_probe.notation import write_percent
 from mismatch_probe.provenance.environment import sequence_seed
-from mismatch_probe.records.evaluation import EvaluationDirectory
+from mismatch_probe.records.answers import EvaluationDirectory
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.tables import ROLLOUTS, write_table

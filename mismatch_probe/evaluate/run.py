@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe import __version__
-from mismatch_probe.compare.batches import AnyEvent
+from mismatch_probe.compare.plan import AnyEvent
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import execute, resume_run, start_run
 from mismatch_probe.compare.run_reader import RunReader
@@ -26,7 +26,7 @@ from mismatch_probe.evaluate.estimates import (
     reweight,
     sample_training_path,
 )
-from mismatch_probe.records.evaluation import (
+from mismatch_probe.records.answers import (
     DirectAccuracy,
     EngineAccuracy,
     EngineDifference,

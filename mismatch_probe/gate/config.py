@@ -32,7 +32,7 @@ from mismatch_probe.gate.claims import (
     why_never_blocking,
 )
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.gate_result import CheckKind
+from mismatch_probe.records.answers import CheckKind
 from mismatch_probe.stats.catalogue import metric_words
 
 KINDS: tuple[CheckKind, ...] = ("max", "min", "max_regression", "equal")

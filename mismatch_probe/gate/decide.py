@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.compare.log_steps import growth_over_steps
+from mismatch_probe.compare.run_reader import growth_over_steps
 from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
@@ -14,25 +14,34 @@ from mismatch_probe.gate.claims import (
     FILED_METRICS,
     HEADROOM,
     LOG,
+    ImportedLog,
     fractions_so_far,
     look_number,
     nominal_level,
     spent_alpha,
 )
 from mismatch_probe.gate.config import FiledCheck, GateFile, GateSettings
-from mismatch_probe.gate.measure import CheckMeasurement, Evidence, Measurer
-from mismatch_probe.gate.wording import OpenTail, Prompts, check_sentence, open_tail, reason_to_wait
+from mismatch_probe.gate.measure import (
+    CheckMeasurement,
+    Evidence,
+    Measurer,
+    OpenTail,
+    Prompts,
+    check_sentence,
+    open_tail,
+    reason_to_wait,
+)
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
+from mismatch_probe.records.answers import GROWTH, CheckAnswer, CheckResult, Look
+from mismatch_probe.records.files import HEADROOM_FILE
 from mismatch_probe.records.findings import Findings, Localization, localize_file
-from mismatch_probe.records.gate_result import GROWTH, CheckAnswer, CheckResult, Look
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.kinds import HEADROOM_FILE
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.growth import LEAST_RATIO, can_show_growth
 from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
-from mismatch_probe.verdict.growth import growth_sentence
+from mismatch_probe.verdict.curves import growth_sentence
 from mismatch_probe.verdict.headline import RUN, localize_command
 
 
@@ -280,13 +289,12 @@ def _log_result(check: FiledCheck, run: Path, manifest: Manifest) -> CheckResult
     """
     if manifest.log is None:
         raise UsageError(f"the check {check} is on a log, and {run} was not imported from one: take the check out")
-    if manifest.log.turns is None:
+    value = FILED_METRICS[check.metric].read(ImportedLog(manifest.log, Findings(run).explanations()))
+    if isinstance(value, str):
         raise UsageError(
-            f"the check {check} has no answer, because no trajectory of the log of {run} has several turns: take the "
-            "check out, or import a log that says which responses are turns of one trajectory"
+            f"the check {check} has no answer for {run}, because {value}: take the check out, or import a log that "
+            "records it"
         )
-    value = FILED_METRICS[check.metric].read(manifest.log.turns)
-    assert not isinstance(value, str)
     size = (manifest.log.num_responses, manifest.log.num_sampled_tokens)
     return _exact_result(check, value, "/".join(manifest.settings.pairs[0]), "", size)
 

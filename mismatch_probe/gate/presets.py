@@ -23,8 +23,8 @@ from mismatch_probe.logs.metric_names import first_step_names
 from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.gate_result import CheckResult, GateResult
-from mismatch_probe.records.kinds import TRAININGS, RunKind, kind_of
+from mismatch_probe.records.answers import CheckResult, GateResult
+from mismatch_probe.records.files import TRAININGS, RunKind, kind_of
 from mismatch_probe.records.lines import CurvesDirectory
 from mismatch_probe.records.manifest import ModelIdentity
 from mismatch_probe.records.training_run import TrainingDirectory

@@ -8,8 +8,8 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_many
-from mismatch_probe.records.atomic import storage_errors, write_bytes
-from mismatch_probe.records.gate_result import CheckResult, GateResult
+from mismatch_probe.records.answers import CheckResult, GateResult
+from mismatch_probe.records.files import storage_errors, write_bytes
 from mismatch_probe.report.answers.gate import checks_table, limit_text, no_baseline
 from mismatch_probe.report.markdown import escape, escaped_cell, markdown_table
 from mismatch_probe.report.view import Badge, Cell

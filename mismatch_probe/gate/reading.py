@@ -17,8 +17,8 @@ from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.gate.claims import has_regression
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.measure import Evidence, check_complete, check_finished, sound_pair
+from mismatch_probe.records.answers import NoiseFloor
 from mismatch_probe.records.findings import Findings
-from mismatch_probe.records.gate_result import NoiseFloor
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory

@@ -29,7 +29,7 @@ from mismatch_probe.gate.reading import (
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_count, write_many
 from mismatch_probe.provenance.environment import content_key
-from mismatch_probe.records.gate_result import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
+from mismatch_probe.records.answers import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.results import Estimate

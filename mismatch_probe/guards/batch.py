@@ -9,11 +9,10 @@ import numpy as np
 
 from mismatch_probe.arrays import ArrayLike, LabelsLike, Layout, as_numbers, is_unrecorded
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.base_totals import BaseTotals
 from mismatch_probe.guards.departure_totals import DepartureTotals, SurpriseTotals, TemperatureTotals
 from mismatch_probe.guards.plausible import require_plausible
-from mismatch_probe.guards.reward_totals import RewardTotals
-from mismatch_probe.guards.sums import Sums
+from mismatch_probe.guards.rewards import RewardTotals
+from mismatch_probe.guards.sums import BaseTotals, Sums
 from mismatch_probe.stats.bases import base_of_entropies
 from mismatch_probe.stats.copies import RowCopyTotals, row_totals
 from mismatch_probe.stats.pair_totals import PairTotals, PartnerTotals

@@ -21,10 +21,10 @@ from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.inputs import flag_of, probes_of, step_of, sums_of, update_metrics_of
 from mismatch_probe.guards.judging import StepJudge
-from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.plausible import tell_of_base, tell_of_left_out
 from mismatch_probe.guards.probe import Probe
 from mismatch_probe.guards.rewards import NEW
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.self_test import Decide, SelfTest, run_self_test
 from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.reading import Unreadable, as_path

@@ -8,7 +8,6 @@ import statistics
 
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.base_totals import BASE_OF_MU, BASE_OF_PI
 from mismatch_probe.guards.diagnosis import (
     ENDINGS,
     FAR_MAKES_IT,
@@ -30,6 +29,7 @@ from mismatch_probe.guards.diagnosis import (
 )
 from mismatch_probe.guards.rules.base import write_value
 from mismatch_probe.guards.rules.mean import newest_means
+from mismatch_probe.guards.sums import BASE_OF_MU, BASE_OF_PI
 from mismatch_probe.notation import write_percent
 from mismatch_probe.stats.bases import base_name
 from mismatch_probe.stats.pair_totals import LEAST_RESTORED

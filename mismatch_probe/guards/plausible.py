@@ -10,8 +10,7 @@ import numpy as np
 
 from mismatch_probe.arrays import ENOUGH_TOKENS, ArrayLike, Layout
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.base_totals import BaseTotals, Moments, NearTotals, base_metrics
-from mismatch_probe.guards.sums import Metrics, Sums
+from mismatch_probe.guards.sums import BaseTotals, Metrics, Moments, NearTotals, Sums, base_metrics
 from mismatch_probe.notation import write_count, write_many, write_percent, write_share
 from mismatch_probe.stats.bases import (
     BASES,

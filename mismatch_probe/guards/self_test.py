@@ -12,7 +12,7 @@ from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision, text_table
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.inputs import kind_of_value
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
 from mismatch_probe.guards.sums import Sums
 from mismatch_probe.stats.sequences import Floats
 

@@ -16,10 +16,10 @@ from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.train import OptimizerSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom import models
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
 from mismatch_probe.records.headroom import OptimizerFindings, PrecisionTrial, ScaleTrial
+from mismatch_probe.training_path.inside import fp32_parts
 
 
 def look_forward(
@@ -240,9 +240,9 @@ class Bench:
         `yardstick` is what a loss scale's gradient and the log-probs have to match, BF16. exponents: unset, those that
         `try_scales` needs. The backward passes are left out where the forward pass is not finite.
         """
-        model = models.load(self.folder, dtype, self.settings)
+        model = fp32_parts.load_in_format(self.folder, dtype, self.settings)
         if modules or residual_from:
-            models.raise_to_fp32(model, self.reference, modules, residual_from)
+            fp32_parts.raise_to_fp32(model, self.reference, modules, residual_from)
         ranges, tried_T = look_forward(model, self.workload, (), tell)
         errors_T = (tried_T.double() - self.logprobs_T.double()).abs()
         error = _error_or_none(float(errors_T.square().mean().sqrt()))

@@ -13,8 +13,7 @@ from mismatch_probe import __version__
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, Dtype
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.headroom import models
-from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16
+from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16, scan_weights
 from mismatch_probe.headroom.judge import judge_headroom, judge_weights
 from mismatch_probe.headroom.passes import Bench, Gradients, TrialRun, fits, is_close, look_backward, look_forward
 from mismatch_probe.headroom.ranges import ForwardRanges, Operation, squared_norm
@@ -26,12 +25,12 @@ from mismatch_probe.headroom.responses import (
     load_problems,
     sample_responses,
 )
-from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.headroom import Headroom, PrecisionTrial
 from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path.fit import require_fit
+from mismatch_probe.training_path.inside import fp32_parts
 from mismatch_probe.training_path.loading import choose_device
 
 _ROUNDS: Final = 8
@@ -82,17 +81,17 @@ def try_exceptions(
 
     A run that would hold more than half of the weights in FP32 is not tried.
     """
-    layers = models.layer_names(bench.reference)
+    layers = fp32_parts.layer_names(bench.reference)
     trial_run, chosen_modules = plain, set[str]()
     for number in range(1, _ROUNDS + 1):
         blamed_modules = {
-            models.fp32_module(bench.reference, module)
+            fp32_parts.fp32_module(bench.reference, module)
             for module in _suspects(bench, plain_runs, trial_run, chosen_modules, bf16.trial)
         }
         if blamed_modules <= chosen_modules:
             break
         chosen_modules |= blamed_modules
-        modules = models.outermost(chosen_modules - set(layers))
+        modules = fp32_parts.outermost(chosen_modules - set(layers))
         if _share_of_weights(bench, modules) > _MOST_IN_FP32:
             break
         residual_from = next((layer for layer in layers if layer in chosen_modules), None)
@@ -128,7 +127,7 @@ def _suspects(
     if trial.from_exponent is None:
         for exponent in _SCALE_STEPS:
             operations = plain_runs.gradients_too_large(exponent)
-            if not {models.fp32_module(bench.reference, module) for module in operations} <= chosen_modules:
+            if not {fp32_parts.fp32_module(bench.reference, module) for module in operations} <= chosen_modules:
                 return suspects + operations
     return suspects
 
@@ -205,19 +204,19 @@ def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) ->
     )
     if problems is None or weights.total.num_nonfinite:
         return headroom
-    reference = models.load(folder, Dtype.FP32, settings, attention="eager")
+    reference = fp32_parts.load_in_format(folder, Dtype.FP32, settings, attention="eager")
     num_prompts = write_many(len(problems.prompts), "prompt")
     with stages("responses", f"responses: {num_prompts}, sampled in FP32") as tell_how_far:
         responses = sample_responses(reference, problems, settings, tell_how_far)
     workload = BatchedResponses.plan(
         responses.sequences,
         ResponseLoss(objective, responses, settings.sampling.max_new_tokens),
-        vocab_size=models.num_embeddings(reference),
+        vocab_size=fp32_parts.num_embeddings(reference),
         temperature=settings.sampling.temperature,
         tokens=settings.batch_tokens,
     )
     with stages("fp32_forward", "activations: FP32") as tell_how_far:
-        ranges, logprobs_T = look_forward(reference, workload, models.layer_names(reference), tell_how_far)
+        ranges, logprobs_T = look_forward(reference, workload, fp32_parts.layer_names(reference), tell_how_far)
     if not bool(logprobs_T.isfinite().all()):
         raise BrokenRecord(
             f"the log-probs of {settings.model.path} are not finite even in FP32: give --model an intact checkpoint"

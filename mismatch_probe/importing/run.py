@@ -1,8 +1,8 @@
-"""A log becomes a run directory that `report`, `gate` and `diff` read."""
+"""A log becomes a run directory that `report`, `gate` and `diff` read, with what the log does not say of itself."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -10,13 +10,26 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.subsamples import repeat_of_one_side
 from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.config.comparison import CompareSettings, PairName
+from mismatch_probe.config.model import (
+    FloorSettings,
+    FullVocabularySettings,
+    ModelSettings,
+    PromptSettings,
+    ReferenceSettings,
+    SamplingSettings,
+)
+from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
-from mismatch_probe.importing.log_settings import LOG_SIDE, LogSettings, log_pair, manifest_of_log, settings_of_log
 from mismatch_probe.importing.rows import (
+    CHOICES_LEG,
     Columns,
+    FirstChoices,
     Partitions,
     logged_legs,
     logged_rollouts,
@@ -27,14 +40,16 @@ from mismatch_probe.importing.rows import (
 )
 from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
+from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
 from mismatch_probe.logs.metric_files import MetricLog
 from mismatch_probe.logs.metric_names import OWN_NAMES, metric_names, quantity_words
 from mismatch_probe.logs.turns import TurnChecks
 from mismatch_probe.provenance import environment
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.provenance.environment import RESPONSES, content_key
+from mismatch_probe.records.files import TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.lines import CurveReading
-from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
+from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.tables import ROLLOUTS, read_rows
@@ -42,6 +57,141 @@ from mismatch_probe.stats.catalogue import METRICS, metric_words
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.verdict.curves import NamedCurve, read_curves
 from mismatch_probe.verdict.rounding import noise_sentence
+
+LOG_SIDE: Final = "log"
+"""The name of the sides whose numbers a log gives."""
+MOST_TOKENS: Final = 2_000_000
+_HIGHEST_TEMPERATURE: Final = 100.0
+_MOST_TEMPERATURES_NAMED: Final = 4
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """What a log does not say of itself."""
+
+    train_dtype: Dtype | None = None
+    infer_dtype: Dtype | None = None
+    temperature: float | None = None
+    """The temperature of the log-probs of both sides."""
+    ref_is_exact: bool = False
+    """The log's reference is the same policy in FP32, and not another policy that training is kept near to."""
+    most_tokens: int = MOST_TOKENS
+    """At most so many sampled tokens are analysed."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            UsageError: log-probs cannot have this temperature, or a side is to be compared with a reference and its
+                dtype is not given.
+        """
+        if self.ref_is_exact and (self.train_dtype is None or self.infer_dtype is None):
+            raise UsageError(
+                "--ref-is-fp32 sets the error of each side against what its dtype can: give --train-dtype and "
+                "--infer-dtype as well"
+            )
+        if self.temperature is not None and not _is_possible_temperature(self.temperature):
+            raise UsageError(
+                f"--temperature {self.temperature:g} is none that log-probs can have: give one above 0, at most "
+                f"{_HIGHEST_TEMPERATURE:g}"
+            )
+
+
+def log_pair(manifest: Manifest) -> PairName | None:
+    """The pair of an imported run's two logged sides; None where the log has no log-probs of the trainer."""
+    pair = (LOG_SIDE, LOG_SIDE)
+    return pair if pair in manifest.settings.pairs and manifest.log is not None else None
+
+
+def settings_of_log(
+    source: str, census: Census, columns: Columns, log_settings: LogSettings
+) -> tuple[CompareSettings, dict[str, str]]:
+    """The settings of the run, and why each value that the log does not say was assumed."""
+    assumptions = {
+        name: f"{Dtype.BF16}, because the log does not say; give --{name.replace('_', '-')}"
+        for name, dtype in (("train_dtype", log_settings.train_dtype), ("infer_dtype", log_settings.infer_dtype))
+        if dtype is None
+    }
+    temperature, why = _common_temperature(census.temperatures, log_settings.temperature)
+    if why is not None:
+        assumptions["temperature"] = f"{temperature:g}, {why}"
+    train_dtype, infer_dtype = log_settings.train_dtype or Dtype.BF16, log_settings.infer_dtype or Dtype.BF16
+    train = LOG_SIDE if columns.has_pi else train_dtype.value
+    settings = CompareSettings(
+        model=ModelSettings(path=source),
+        infer=(InferSide(name=LOG_SIDE, dtype=infer_dtype, logged=True),),
+        train=(TrainSide(name=LOG_SIDE, dtype=train_dtype, logged=True),) if columns.has_pi else (),
+        pairs=((train, LOG_SIDE),),
+        prompts=PromptSettings(source=source),
+        sampling=SamplingSettings(temperature=temperature, max_new_tokens=max(1, census.longest_response)),
+        reference=ReferenceSettings(
+            dtype=Dtype.FP32 if columns.has_pi and columns.has_ref and log_settings.ref_is_exact else "none",
+            rounded_weights=False,
+        ),
+        floors=FloorSettings(num_sequences=0),
+        full_vocabulary=FullVocabularySettings(positions=0),
+    )
+    return settings, assumptions
+
+
+def _common_temperature(temperatures: set[float], request: float | None) -> tuple[float, str | None]:
+    """The temperature of both sides' log-probs, and a reason where it is not the one that the log says."""
+    values = " and ".join(f"{value:g}" for value in sorted(temperatures)[:_MOST_TEMPERATURES_NAMED])
+    if len(temperatures) > _MOST_TEMPERATURES_NAMED:
+        values += f" and {len(temperatures) - _MOST_TEMPERATURES_NAMED} more"
+    if request is not None:
+        return request, None if temperatures <= {request} else f"as --temperature says; the log says {values}"
+    if not temperatures:
+        return 1.0, "because the log does not say; give --temperature"
+    if len(temperatures) == 1 and _is_possible_temperature(next(iter(temperatures))):
+        return next(iter(temperatures)), None
+    return 1.0, f"because the log says {values}, and the report is of a single temperature above 0; give --temperature"
+
+
+def _is_possible_temperature(temperature: float) -> bool:
+    return 0 < temperature <= _HIGHEST_TEMPERATURE
+
+
+def manifest_of_log(
+    source: str, settings: CompareSettings, origin: LogOrigin, rollouts: pa.Table, *, has_tokenizer: bool = False
+) -> Manifest:
+    stages = {stage.name: _logged_stage(source, stage.side, origin) for stage in make_plan(settings).stages}
+    return Manifest(
+        **environment.manifest_head(),
+        settings=settings,
+        model=ModelIdentity(
+            name=origin.models[0] if len(origin.models) == 1 else f"the policy of {Path(source).name}",
+            folder="",
+            fingerprint="",
+            architecture="not named by the log",
+            context_length=None,
+            checkpoint_dtype=None,
+            weight_bytes=0,
+            has_tokenizer=has_tokenizer,
+        ),
+        content_keys={
+            "settings": content_key(settings.model_dump(mode="json")),
+            RESPONSES: content_key(rollouts.select(["id", "prompt_token_ids", "token_ids"]).to_pylist()),
+        },
+        versions={"mismatch-probe": __version__},
+        hardware={},
+        git=None,
+        log=origin,
+        stages=stages,
+    )
+
+
+def _logged_stage(source: str, side: Side, origin: LogOrigin) -> StageRecord:
+    """The record of a side's stage; of a logged side it has only what its importer said."""
+    if not side.logged and side.role != "ref":
+        return StageRecord()
+    name = "train_dtype" if side.role == "pi" else "infer_dtype"
+    basis = "assumed" if name in origin.assumed else "given at the import"
+    return StageRecord(
+        state="skipped",
+        note=f"logged in {source}",
+        effective_settings={} if side.role == "ref" else {"dtype": side.dtype, "dtype_is": basis},
+    )
+
 
 LOG_FOLDER: Final = "log"
 JOINED_FOLDER: Final = "joined"
@@ -71,11 +221,12 @@ def import_log(
     on_response: Callable[[int], None],
     on_read: Callable[[], None] = lambda: None,
     texts: TokenTexts = IDS,
+    layout: ExpertLayout | None = None,
 ) -> RunDirectory:
     """Make the run directory of a log, and its summary where both sides are recorded.
 
     `on_response` receives the number of tokens of each response, and `on_read` is called when the statistics begin.
-    texts: of tokens, by the checkpoint's tokenizer; their ids unless given.
+    texts: of tokens, by the checkpoint's tokenizer; their ids unless given. layout: of the checkpoint's experts.
     Nothing is left on the disk where the log cannot be used.
 
     Raises:
@@ -86,7 +237,7 @@ def import_log(
     run = RunDirectory(out)
     with run.create():
         try:
-            manifest = _write_log_run(run, log, settings, on_response, texts)
+            manifest = _write_log_run(run, log, settings, on_response, texts, layout)
         except BaseException:
             run.remove()
             raise
@@ -97,14 +248,23 @@ def import_log(
 
 
 def _write_log_run(
-    run: RunDirectory, log: Log, log_settings: LogSettings, on_response: Callable[[int], None], texts: TokenTexts
+    run: RunDirectory,
+    log: Log,
+    log_settings: LogSettings,
+    on_response: Callable[[int], None],
+    texts: TokenTexts,
+    layout: ExpertLayout | None,
 ) -> Manifest:
     unfinished_folder = run.path / _UNFINISHED
     shutil.rmtree(unfinished_folder, ignore_errors=True)
     census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
     turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
     joined_partitions = Partitions(unfinished_folder / JOINED_FOLDER)
+    choice_checks, choices = ChoiceChecks(layout), FirstChoices()
     for response in log.responses:
+        choice_checks.add(response)
+        choices.add(response)
+        response = replace(response, experts=None, kept=None)
         prompt_id = census.add(response)
         row_partitions.add(prompt_id, response)
         checks.add(response)
@@ -114,7 +274,7 @@ def _write_log_run(
         on_response(response.token_ids.size)
     row_partitions.finish()
     joined_partitions.finish()
-    findings = [*log.findings(), *checks.findings(), *turn_checks.findings()]
+    findings = [*log.findings(), *checks.findings(), *turn_checks.findings(), *choice_checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
     if columns.left_out:
@@ -138,6 +298,8 @@ def _write_log_run(
         models=sorted(census.models),
         assumed=assumptions,
         turns=turn_checks.reading(),
+        experts=choice_checks.expert_reading(),
+        kept_sets=choice_checks.kept_reading(),
         notes=[note_of(finding) for finding in findings],
     )
     manifest = manifest_of_log(log.source, settings, origin, rollouts, has_tokenizer=texts.has_tokenizer)
@@ -151,6 +313,8 @@ def _write_log_run(
         of_sides |= {"log_pi": pi.leg()} | ({} if reference is None else {"log_ref": reference.leg()})
     for leg, table in logged_legs(rows, rollouts["id"], of_sides):
         legs.write(leg, table)
+    if (choice_table := choices.table(rollouts)).num_rows:
+        legs.write(mu.leg(CHOICES_LEG), choice_table)
     with storage_errors(run.path):
         if (unfinished_folder / JOINED_FOLDER).exists():
             (unfinished_folder / JOINED_FOLDER).rename(run.path / JOINED_FOLDER)

@@ -1,11 +1,13 @@
 """The localization, job after job, each in a process of its own, and what comes of it.
 
 Each side has a process of its own: vLLM binds the threads of the one it runs in, and memory is given back at its end.
+Sums at every place become errors with intervals, and log-probs the token KL that they explain.
 """
 
+import math
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,18 +20,11 @@ from mismatch_probe.children import start
 from mismatch_probe.children.messages import Send
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.examinations import LocalizeSettings
+from mismatch_probe.config.model import PairSide
 from mismatch_probe.engines.start import with_typed_arguments
-from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.errors import BrokenRecord, EngineError, UsageError
 from mismatch_probe.localize.engine_job import SWITCHES, has_low_kv_cache, judge_interventions, switches_of
-from mismatch_probe.localize.summarise import (
-    enters,
-    estimator_of,
-    first_difference,
-    place_errors,
-    router_decisions,
-    token_kl,
-)
-from mismatch_probe.localize.suspects import PlaceNames, find_suspects
+from mismatch_probe.localize.suspects import PlaceNames, channel_ratio, find_suspects
 from mismatch_probe.localize.workspace import (
     ENGINE,
     TRAINING,
@@ -42,12 +37,139 @@ from mismatch_probe.localize.workspace import (
 )
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.findings import Interventions, Localization
+from mismatch_probe.records.findings import Interventions, Localization, PlaceError, RouterDecisions, SideError
 from mismatch_probe.records.manifest import ModelIdentity
-from mismatch_probe.records.sequences import BLOCK, read_sums
+from mismatch_probe.records.sequences import BLOCK, ErrorSums, PlaceSums, RouterSums, SideSums, read_sums
 from mismatch_probe.records.tables import prompts_table, read_table, sequences_of, write_table
-from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.sequences import Floats, is_usable
+from mismatch_probe.stats.estimator import Estimator, map_estimate
+from mismatch_probe.stats.intervals import Interval, Scale, ratio
+from mismatch_probe.stats.metrics import k3_terms
+from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Floats, Sequences, is_usable
+
+SIDES: Final[tuple[PairSide, PairSide]] = ("infer", "train")
+
+
+def estimator_of(rollouts: pa.Table, counts: Sequence[int], level: float) -> Estimator:
+    """Over the first `len(counts)` responses, with so many tokens each; samples of one prompt are one cluster."""
+    prompts = rollouts["prompt_id"].to_pylist()[: len(counts)]
+    clusters = np.unique(prompts, return_inverse=True)[1]
+    return Estimator(Sequences.of_lengths(counts, clusters), level)
+
+
+def token_kl(estimator: Estimator, log_pi: Floats, log_mu: Floats) -> tuple[Estimate | None, Estimate | None]:
+    """k3 and mean abs(d) of response tokens [T]."""
+    diff = log_pi - log_mu
+    return estimator.mean(k3_terms(diff), "token", Scale.POSITIVE), estimator.mean(
+        np.abs(diff), "token", Scale.POSITIVE
+    )
+
+
+def place_errors(
+    places: Sequence[PlaceSums], estimator: Estimator, names: PlaceNames, settings: LocalizeSettings
+) -> list[PlaceError]:
+    """
+    Raises:
+        BrokenRecord: a side's activations are not finite, so there is no error to measure.
+    """
+    errors = []
+    for place in places:
+        _require_finite(place, names, settings)
+        by_number = place.infer.own_by_number, place.train.own_by_number
+        worst = channel_ratio(*by_number, settings.infer_dtype, settings.train_dtype)
+        errors.append(
+            PlaceError(
+                layer=place.layer,
+                place=place.place,
+                train_name=names.train(place.layer, place.place),
+                infer_name=names.infer(place.layer, place.place),
+                infer=_side_error(place.infer, estimator),
+                train=_side_error(place.train, estimator),
+                between=_relative(place.between),
+                own_ratio=worst.times,
+                own_ratio_channel=worst.channel,
+                own_ratio_side=worst.side,
+            )
+        )
+    return errors
+
+
+def router_decisions(routers: Sequence[RouterSums], estimator: Estimator) -> list[RouterDecisions]:
+    return [
+        RouterDecisions(
+            layer=router.layer,
+            **{
+                name: estimator.share_of_totals(
+                    estimator.totals(getattr(router, name), "sequence"),
+                    estimator.totals(router.tokens, "sequence"),
+                    "token",
+                )
+                for name in ("infer", "train", "sides")
+            },
+        )
+        for router in routers
+    ]
+
+
+def enters(blocks: Sequence[PlaceError]) -> dict[PairSide, str]:
+    """The block of each side that adds most, relative to the stream it adds to."""
+    return {side: max(blocks, key=lambda block: getattr(block, side).own.value).train_name for side in SIDES}
+
+
+def first_difference(errors: Sequence[PlaceError]) -> str | None:
+    """The first place in the order of the pass where the sides are not the same bit for bit."""
+    return next((error.train_name for error in errors if error.between > 0), None)
+
+
+def _require_finite(place: PlaceSums, names: PlaceNames, settings: LocalizeSettings) -> None:
+    for side, who, dtype in (
+        (place.infer, "the engine", settings.infer_dtype),
+        (place.train, "the training path", settings.train_dtype),
+    ):
+        if not np.isfinite(side.total.error_squares).all():
+            raise BrokenRecord(
+                f"what {who} computes at {names.train(place.layer, place.place)} is not finite in {dtype}; "
+                "mismatch-probe headroom says what does not fit, and another dtype fixes it"
+            )
+
+
+def _side_error(side: SideSums, estimator: Estimator) -> SideError:
+    own = side.own_by_number
+    return SideError(
+        total=_relative_estimate(side.total, estimator),
+        own=_relative_estimate(side.own, estimator),
+        scale=_ratio_of(own.sequence_along, own.sequence_targets, Scale.SIGNED, estimator),
+        cosine=_cosine(side.total),
+        largest=float(side.total.largest[0]),
+    )
+
+
+def _relative_estimate(sums: ErrorSums, estimator: Estimator) -> Estimate:
+    return map_estimate(_ratio_of(sums.error_squares, sums.tokens, Scale.POSITIVE, estimator), math.sqrt)
+
+
+def _ratio_of(numerator: Floats, denominator: Floats, scale: Scale, estimator: Estimator) -> Estimate:
+    """0 where the denominator is."""
+    columns = [_clusters(numerator, estimator), _clusters(denominator, estimator)]
+    estimate = estimator.smooth(ratio, columns, "token", scale)
+    return estimate if estimate is not None else estimator.present(Interval(0.0, 0.0, 0.0), "token")
+
+
+def _clusters(values: Floats, estimator: Estimator) -> Floats:
+    return estimator.totals(values, "sequence")
+
+
+def _relative(sums: ErrorSums) -> float:
+    tokens = float(sums.tokens.sum())
+    return float(np.sqrt(sums.error_squares.sum() / tokens)) if tokens else 0.0
+
+
+def _cosine(sums: ErrorSums) -> float:
+    """From |a|, |b| and (a - b) . b."""
+    target, side = sums.target_squares.sum(), sums.side_squares.sum()
+    dot = sums.along.sum() + target
+    return float(dot / np.sqrt(target * side)) if target and side else 0.0
+
 
 _WHEN_KILLED: Final = "lower --num-prompts or --max-new-tokens"
 

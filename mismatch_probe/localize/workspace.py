@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
 
 ENGINE: Final = "engine"

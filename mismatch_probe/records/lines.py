@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.reading import Unreadable, as_object, open_text_file, parse_json, storable
-from mismatch_probe.records.kinds import CURVES_FILE
+from mismatch_probe.records.files import CURVES_FILE
 from mismatch_probe.records.manifest import first_problem, read_document, write_document
 from mismatch_probe.records.summary import Record, Verdict
 from mismatch_probe.stats.results import StepGrowth

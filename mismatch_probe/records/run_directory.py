@@ -14,9 +14,18 @@ from filelock import FileLock, Timeout
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.inert import command_line
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, open_to_append, require_regular_files, storage_errors
 from mismatch_probe.records.digests import read_manifest, write_manifest
-from mismatch_probe.records.kinds import COMPARISONS, MANIFEST, RunKind, kind_of, require_kind
+from mismatch_probe.records.files import (
+    COMPARISONS,
+    MANIFEST,
+    TEMPORARY_PREFIX,
+    RunKind,
+    kind_of,
+    open_to_append,
+    require_kind,
+    require_regular_files,
+    storage_errors,
+)
 from mismatch_probe.records.manifest import Manifest, read_document, write_document
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import read_table, write_table

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.config.nested import flat, nest_names
-from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.files import replacing
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.floating]
@@ -64,30 +64,52 @@ class TokenSequence:
 
 
 @dataclass(frozen=True)
+class LegColumn:
+    """A column that a leg's file may lack: what its lists hold, and where statistics find them."""
+
+    number: type[np.number] | None = None
+    """The type of its numbers; None for that of the leg's log-probs."""
+    pair: str = ""
+    """Each field of `TokenPair` of this name with `_pi` or `_mu` behind it is filled from that side's leg."""
+    per_token: bool = True
+    """Whether it has a value for each token of the response."""
+
+
+_COLUMN: Final = "leg column"
+
+
+@dataclass(frozen=True)
 class ScoredSequence:
     """Log-probs (nats, shape [T]) of one response's tokens under one policy.
 
-    `top1_ids` [T] is the arg-max token before each position; `entropy_nats` [T] the entropy of the next-token
-    distribution. NaN marks a log-prob the engine did not deliver: it is counted and named later, never averaged.
-    `start_logprobs` are those of the prompt's second and following tokens, where the start of the context is seen.
+    NaN marks a log-prob the engine did not deliver: it is counted and named later, never averaged. A field that may be
+    None is a column of the leg's file, and is written, read and brought to the pair as its `LegColumn` says.
     """
 
     id: str
     logprobs: FloatArray
-    top1_ids: IntArray | None = None
-    entropy_nats: FloatArray | None = None
-    start_logprobs: FloatArray | None = None
+    top1_ids: IntArray | None = field(default=None, metadata={_COLUMN: LegColumn(np.int32, pair="top1")})
+    """[T] The arg-max token before each position."""
+    entropy_nats: FloatArray | None = field(default=None, metadata={_COLUMN: LegColumn(np.float32, pair="entropy")})
+    """[T] The entropy of the next-token distribution."""
+    start_logprobs: FloatArray | None = field(default=None, metadata={_COLUMN: LegColumn(per_token=False)})
+    """Those of the prompt's second and following tokens, where the start of the context is seen."""
 
     def without_start(self, num_tokens: int) -> Self:
         """The same scores without those of the first tokens: every field that has a value a token is sliced."""
-        columns = {
-            column.name: getattr(self, column.name) for column in fields(self) if column.name not in _NOT_PER_TOKEN
-        }
+        names = ["logprobs", *(name for name, column in leg_columns(type(self)).items() if column.per_token)]
+        columns = {name: getattr(self, name) for name in names}
         remaining_columns = {name: values[num_tokens:] for name, values in columns.items() if values is not None}
         return replace(self, **remaining_columns)
 
 
-_NOT_PER_TOKEN: Final = ("id", "start_logprobs")
+def leg_columns(scores: type[ScoredSequence] = ScoredSequence) -> dict[str, LegColumn]:
+    """The columns besides id and log-probs, by the names of the fields, in their order."""
+    return {
+        column.name: column.metadata.get(_COLUMN, LegColumn())
+        for column in fields(scores)
+        if column.name not in ("id", "logprobs")
+    }
 
 
 @dataclass(frozen=True)
@@ -198,6 +220,29 @@ def plan_activation_batches(
     return activation_batches
 
 
+@dataclass(frozen=True)
+class KeptSets:
+    """The ids that a sampler could have drawn at each of T tokens; an empty set stands for the whole vocabulary."""
+
+    ids: IntArray
+    """Of all sets, one behind another [M]."""
+    ends: npt.NDArray[np.int64]
+    """Where each set ends in `ids` [T]."""
+    logprobs: FloatArray | None = None
+    """The sampler's, of `ids` [M], in nats; None where they are not recorded."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Of each set [T]."""
+        return np.diff(self.ends, prepend=0)
+
+    def of(self, tokens: slice) -> "KeptSets":
+        """The sets of some tokens in a row, without log-probs."""
+        start = int(self.ends[tokens.start - 1]) if tokens.start else 0
+        ends = self.ends[tokens]
+        return KeptSets(self.ids[start : int(ends[-1]) if ends.size else start], ends - start)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoggedResponse:
     """One response as it was logged. Arrays [T] run over the response's tokens; log-probs are in nats."""
@@ -229,6 +274,12 @@ class LoggedResponse:
     """Its name, where the log has one besides the version of its weights."""
     num_padding: int = 0
     """Tokens of padding that the log has around it, and that are left out here."""
+    experts: IntArray | None = None
+    """The experts that the sampler's routers took [S, L, K], of S tokens of prompt and response from the first on, or
+    of those of the response; None where they are not recorded.
+    """
+    kept: KeptSets | None = None
+    """What the sampler could have drawn at each token of the response."""
 
 
 _MOST_DIGITS: Final = 18

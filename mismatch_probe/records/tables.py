@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord, message_of
 from mismatch_probe.reading import storable
-from mismatch_probe.records.atomic import open_to_read, replacing
 from mismatch_probe.records.digests import require_own_digests, with_digests
-from mismatch_probe.records.kinds import go_on
+from mismatch_probe.records.files import go_on, open_to_read, replacing
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
-    FloatArray,
     SampledSequence,
     SampleRequest,
     ScoredSequence,
     TokenSequence,
+    leg_columns,
 )
 
 PROMPTS = pa.schema(
@@ -59,9 +59,10 @@ def leg_schema(*, double: bool = False) -> pa.Schema:
             pa.field("id", pa.string(), nullable=False),
             pa.field("ids_key", pa.uint64(), nullable=False),
             pa.field("logprobs", pa.list_(number), nullable=False),
-            pa.field("top1_ids", pa.list_(pa.int32())),
-            pa.field("entropy_nats", pa.list_(pa.float32())),
-            pa.field("start_logprobs", pa.list_(number)),
+            *(
+                pa.field(name, pa.list_(number if column.number is None else pa.from_numpy_dtype(column.number)))
+                for name, column in leg_columns().items()
+            ),
         ]
     )
 
@@ -232,9 +233,10 @@ def leg_table(
             "id": [score.id for score in scores],
             "ids_key": [ids_key(sequence.prompt_token_ids, sequence.token_ids) for sequence in sequences],
             "logprobs": [np.asarray(score.logprobs, dtype=number) for score in scores],
-            "top1_ids": [score.top1_ids for score in scores],
-            "entropy_nats": [_numbers(score.entropy_nats, np.float32) for score in scores],
-            "start_logprobs": [_numbers(score.start_logprobs, number) for score in scores],
+            **{
+                name: [_numbers(getattr(score, name), column.number or number) for score in scores]
+                for name, column in leg_columns().items()
+            },
         },
         schema=leg_schema(double=double),
     )
@@ -257,5 +259,5 @@ def in_order(table: pa.Table, ids: Sequence[str]) -> pa.Table:
     return table.take(pa.array([positions[row_id] for row_id in ids], type=pa.int64())).combine_chunks()
 
 
-def _numbers(values: FloatArray | None, kind: type[np.floating]) -> FloatArray | None:
+def _numbers(values: npt.NDArray[Any] | None, kind: type[np.number]) -> npt.NDArray[Any] | None:
     return None if values is None else np.asarray(values, dtype=kind)

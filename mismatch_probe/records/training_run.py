@@ -9,11 +9,11 @@ from typing import Any, Final, Literal
 from mismatch_probe.config.model import SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.atomic import open_to_append, storage_errors, write_text
 from mismatch_probe.records.digests import read_manifest, write_manifest
-from mismatch_probe.records.kinds import TRAININGS, require_kind
+from mismatch_probe.records.files import TRAININGS, open_to_append, require_kind, storage_errors, write_text
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_run_lines
-from mismatch_probe.records.manifest import Entry, ModelIdentity, read_document, write_document
+from mismatch_probe.records.log_readings import Entry
+from mismatch_probe.records.manifest import ModelIdentity, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.results import Estimate
@@ -171,6 +171,8 @@ class TrainingSummary(Entry):
     report: str
 
 
+SOLVED_FROM: Final = 1.0
+"""The least reward of a right response."""
 PASS_ACCURACY: Final = 0.95
 """More than this share of the latest responses must be right."""
 

@@ -7,12 +7,10 @@ from typing import Any, Final, Self
 
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.notation import write_seconds, write_size
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
+from mismatch_probe.records.answers import GATE_FILE, Evaluation, EvaluationDirectory, GateResult, answer_of
+from mismatch_probe.records.files import CURVES_FILE, EVALUATION, write_text
 from mismatch_probe.records.findings import Document, Explanation, Findings, Localization, file_name
-from mismatch_probe.records.gate_result import GATE_FILE, GateResult, answer_of
 from mismatch_probe.records.headroom import Headroom
-from mismatch_probe.records.kinds import CURVES_FILE, EVALUATION
 from mismatch_probe.records.lines import CurvesDirectory
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

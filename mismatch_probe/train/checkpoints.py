@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from mismatch_probe.errors import BrokenRecord, StorageError, message_of
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, require_regular_files, storage_errors, write_text
+from mismatch_probe.records.files import TEMPORARY_PREFIX, require_regular_files, storage_errors, write_text
 from mismatch_probe.train.distributed import is_main
 from mismatch_probe.train.learner import Adjustments, adjustments_of, read_remembered, restoring
 from mismatch_probe.train.optimizer import TrainedNetwork

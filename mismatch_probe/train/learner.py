@@ -18,7 +18,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError, message_of
 from mismatch_probe.guards.actions import Action, ActionKind
 from mismatch_probe.reading import Unreadable, as_object, parse_json
-from mismatch_probe.records.atomic import read_regular_text
+from mismatch_probe.records.files import read_regular_text
 from mismatch_probe.records.manifest import first_problem
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.train.distributed import gather, world_size

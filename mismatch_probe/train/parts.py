@@ -20,8 +20,9 @@ from mismatch_probe.guards.book import GuardBook, of_canary
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.provenance.checkpoint import end_token_ids
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
-from mismatch_probe.records.training_run import Canary, TrainingDirectory
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.records.training_run import SOLVED_FROM, Canary, TrainingDirectory
+from mismatch_probe.stats.mixture import LOG_BOUND
+from mismatch_probe.stats.sequences import Floats, Ints
 from mismatch_probe.tasks.reward_calls import RewardLimits
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import gather, join_process_group, world_size
@@ -205,8 +206,29 @@ def response_metrics(
     is_unended = [not rollout.truncated and rollout.sequence.token_ids[-1] not in end_tokens for rollout in rollouts]
     return {
         **batch.measure().metrics(),
+        **_rewards_under_pi(rollouts, log_pi, ends),
         "reward/late": float(sum(rollout.is_late for rollout in rollouts)),
         "response/unended_share": float(np.mean(is_unended)) if end_tokens else 0.0,
+    }
+
+
+def _rewards_under_pi(rollouts: Sequence[Rollout], log_pi: Floats, ends: Ints) -> Metrics:
+    """What the responses would earn had pi sampled them: each counts by its weight w = exp(S), and all weights are
+    divided by their sum; S is limited to +-20.
+    """
+    rewards = np.array([rollout.reward for rollout in rollouts])
+    log_mu = np.concatenate([rollout.mu_logprobs for rollout in rollouts])
+    sums = np.array([part.sum() for part in np.split(log_pi - log_mu, ends)])
+    is_number = np.isfinite(rewards)
+    if not is_number.any():
+        return dict.fromkeys(("reward/mean_pi", "reward/solved_share", "reward/solved_share_pi"), math.nan)
+    weights = np.exp(np.clip(sums, -LOG_BOUND, LOG_BOUND))[is_number]
+    numbers = rewards[is_number]
+    is_solved = numbers >= SOLVED_FROM
+    return {
+        "reward/mean_pi": float(weights @ numbers / weights.sum()),
+        "reward/solved_share": float(is_solved.mean()),
+        "reward/solved_share_pi": float(weights @ is_solved / weights.sum()),
     }
 
 

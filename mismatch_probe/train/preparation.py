@@ -13,7 +13,7 @@ from mismatch_probe.engines.start import check_engine, check_room, with_typed_ar
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.book import GuardBook, of_canary
-from mismatch_probe.guards.load import DEFAULT_GUARDS, load_guards
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, load_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.provenance.environment import content_key
@@ -40,7 +40,8 @@ _NAMES: Final = {
     "weights_compared draw_surprise_mean draw_surprise_error",
     "update": "policy_shift_k3 policy_shift_farthest",
     "policy": "entropy",
-    "reward": "mean mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
+    "reward": "mean mean_pi solved_share solved_share_pi "
+    "mean_error largest typical whole_range std nonfinite late unrepeated mispaired mispaired_error "
     "flat_groups_share",
     "response": "length_mean length_max return_nats repeats returned_after steps_not_new truncated_share unended_share",
     "correction": "excluded_share clipped_share rejected_share ess",

@@ -14,9 +14,8 @@ from mismatch_probe.config.train import RolloutSettings
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats
-from mismatch_probe.tasks.repeats import Repeats, ask_again
 from mismatch_probe.tasks.reward_calls import SEQUENTIAL, RewardLimits
-from mismatch_probe.tasks.rewards import Reward, TextResponse, judge_responses
+from mismatch_probe.tasks.rewards import Repeats, Reward, TextResponse, ask_again, judge_responses
 from mismatch_probe.train.distributed import (
     as_first_rank_has_it,
     engine_share,

@@ -19,7 +19,7 @@ from mismatch_probe.train.parts import assemble
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change, with_typed_engines
 from mismatch_probe.train.trainer import Goal, StepListener, Trainer
 from mismatch_probe.training_path.loading import choose_device
-from mismatch_probe.training_path.ranks.group import lost_ranks_named
+from mismatch_probe.training_path.rank_group import lost_ranks_named
 
 _WAIT_SECONDS = 0.1
 

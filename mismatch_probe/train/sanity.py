@@ -6,7 +6,7 @@ stays below 95 % shows a fault of the algorithm or of its numbers, not of the da
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,14 @@ from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_estimate, write_many, write_percent
 from mismatch_probe.provenance.environment import content_key, sequence_seed
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
-from mismatch_probe.records.training_run import PASS_ACCURACY, TOO_FEW_STEPS, SanityDirectory, SanityRecord, Solved
+from mismatch_probe.records.training_run import (
+    PASS_ACCURACY,
+    SOLVED_FROM,
+    TOO_FEW_STEPS,
+    SanityDirectory,
+    SanityRecord,
+    Solved,
+)
 from mismatch_probe.stats.intervals import jackknife, ratio, share_interval
 from mismatch_probe.stats.results import LEVEL, Estimate
 from mismatch_probe.tasks import Asking
@@ -27,9 +34,6 @@ from mismatch_probe.train.preparation import TrainingPreparation, prepare_traini
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.run import execute_training
 from mismatch_probe.train.trainer import StepListener
-
-SOLVED_FROM: Final = 1.0
-"""The least reward of a right response."""
 
 Teller = Callable[[str], None]
 

@@ -34,7 +34,7 @@ from mismatch_probe.training_path.batching import (
 )
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_model
-from mismatch_probe.training_path.ranks.group import Shares
+from mismatch_probe.training_path.rank_group import Shares
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -24,7 +24,7 @@ from mismatch_probe.training_path.attention import AttentionChoice, choose_refer
 from mismatch_probe.training_path.loading import SMALLER, load_config, load_model, maker_of
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import ADAPTER_FACTS, require_as_asked
-from mismatch_probe.training_path.ranks.sharding import (
+from mismatch_probe.training_path.rank_sharding import (
     is_sharded_after_loading,
     keep_own_module,
     loading_arguments,

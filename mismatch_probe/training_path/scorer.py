@@ -1,4 +1,7 @@
-"""Log-probs of recorded responses under the training policy pi, or under the high-precision reference."""
+"""Log-probs of recorded responses under the training policy pi, or under the high-precision reference.
+
+One process holds the model, or several ranks hold it together: then every rank makes the calls of the first rank.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -7,12 +10,14 @@ from typing import Any, Final, Self
 
 from transformers import PreTrainedModel
 
+from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.stored_tensors import quantized_facts
 from mismatch_probe.records.legs import SequenceRouting
-from mismatch_probe.records.sequences import FloatArray, TokenSequence
+from mismatch_probe.records.sequences import FloatArray, ScoredSequence, TokenSequence
+from mismatch_probe.training_path import rank_group
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.attention import AttentionChoice
 from mismatch_probe.training_path.batching import log_distributions, pad_batch
@@ -23,8 +28,7 @@ from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.observation import describe_arithmetic, short_pass
 from mismatch_probe.training_path.passes import PassScorer
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
-from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.sharding import WholePass, held_share, whole_pass
+from mismatch_probe.training_path.rank_sharding import WholePass, held_share, whole_pass
 
 _BY_LAYER: Final = "hold one layer of the reference at a time (--reference-by-layer), or use a device with more memory"
 
@@ -187,7 +191,7 @@ class Scorer(PassScorer):
         """The record of how ranks hold the model; nothing in it changes a number."""
         assert self._shares is not None
         return {
-            "ranks": group.size(),
+            "ranks": rank_group.size(),
             "held_share": self._held_share,
             "against_whole": None if self._against_whole is None else self._against_whole.as_dict(),
         }
@@ -197,3 +201,52 @@ class Scorer(PassScorer):
         """Measures what rounding the weights to the scored format changes; None where no file holds them."""
         weights = held_weights(self._folder, self._settings)
         return None if weights is None else measure_weight_cast(weights, self._weights_dtype)
+
+
+class RanksScorer(rank_group.HeldByRanks[Scorer]):
+    """A `Scorer` on the first rank; the other ranks run `follow`. All ranks must have joined the group."""
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        dtype: Dtype,
+        settings: TrainingPathSettings,
+        *,
+        num_threads: int | None = None,
+        **keywords: Any,
+    ) -> None:
+        """num_threads: of each rank; None for its share. The other arguments are those of `Scorer.load`."""
+        super().__init__(_load_scorer, num_threads, checkpoint, dtype, settings, **keywords)
+
+    def score_batch(self, batch: list[TokenSequence]) -> list[ScoredSequence]:
+        (scores,) = self.score_together([batch])
+        return scores
+
+    def score_together(self, batches: list[list[TokenSequence]]) -> list[list[ScoredSequence]]:
+        scores: list[list[ScoredSequence]] = self._on_every_rank("score_together", batches)
+        return scores
+
+    def distributions(self, sequence: TokenSequence, positions: Sequence[int]) -> FloatArray:
+        log_probs: FloatArray = self._on_every_rank("distributions", sequence, positions)
+        return log_probs
+
+    def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
+        routing: list[SequenceRouting] = self._on_every_rank("routing", sequences)
+        return routing
+
+    @property
+    def batches_at_once(self) -> int:
+        return self._model.batches_at_once
+
+    def effective_settings(self) -> dict[str, Any]:
+        return self._model.effective_settings()
+
+
+def follow(place: RankPlace) -> None:
+    """What every rank but the first does, until that one says that it is done."""
+    rank_group.follow_first(place, _load_scorer, ends_with_close=False)
+
+
+def _load_scorer(num_threads: int | None, *arguments: Any, **keywords: Any) -> Scorer:
+    rank_group.take_threads(num_threads)
+    return Scorer.load(*arguments, **keywords)

@@ -1,7 +1,8 @@
-"""What a trainer's metrics alone show: the shape of each curve, its level compared with published numbers, which
-numbers contradict each other, the causes that fit, what they cannot answer, what to log next.
+"""What numbers over steps show: the KL of a log by its steps, and the metrics of a trainer alone.
 
-Published numbers, causes and columns are data, in `curves.toml`.
+A KL that grows leads the answer, and not its mean over all steps. Of metrics alone: the shape of each curve, its level
+compared with published numbers, which numbers contradict each other, the causes that fit, what they cannot answer, what
+to log next. Published numbers, causes and columns are data, in `curves.toml`.
 """
 
 import tomllib
@@ -14,13 +15,85 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.notation import write_count, write_fold, write_number
+from mismatch_probe.notation import write_count, write_estimate, write_fold, write_number
 from mismatch_probe.records.lines import Contradiction, CurveReading, MetricCurve, NextColumn, PublishedBand
-from mismatch_probe.records.summary import Verdict
+from mismatch_probe.records.summary import StepSummary, Verdict
 from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.curves import CurveShape, shape_of
+from mismatch_probe.stats.growth import StepLevels
+from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.verdict.curve_laws import contradictions_in, is_grave
+
+_WHAT_CAN_CHANGE: Final = (
+    "weights that the engine did not get or got in part, a cache that outlived an update, another setting or version "
+    "of either side, a policy that training drives apart"
+)
+
+
+def growth_sentence(growth: StepGrowth, size: str = "") -> str:
+    """`KL per token grew 42,000-fold from step 0 (7.8e-5) to step 7 (3.26), most at step 5 (310-fold)`.
+
+    size: how large the last KL is, in words.
+    """
+    first = f"{_steps(growth.first_step, growth.first_up_to)} ({write_estimate(growth.first).value})"
+    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value}{size and f': {size}'})"
+    times = "" if growth.ratio is None else f" {write_fold(growth.ratio.value)}"
+    most = ""
+    if growth.steepest_ratio is not None:
+        most = f", most at step {growth.steepest_step} ({write_fold(growth.steepest_ratio)})"
+    return f"KL per token grew{times} from {first} to {last}{most}"
+
+
+def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
+    """The KL of each step in its newest weights, the last row of a step; None of fewer than two steps."""
+    newest = {row.step: row.metrics["kl_k3"] for row in rows if row.step is not None and "kl_k3" in row.metrics}
+    if len(newest) < 2:
+        return None
+    estimates = newest.values()
+    return StepLevels(list(newest), [each.value for each in estimates], [each.num_tokens for each in estimates])
+
+
+def course_words(levels: StepLevels) -> str:
+    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high."""
+    (low, low_step), (high, high_step) = levels.lowest, levels.highest
+    extent = f"over {len(levels.steps)} steps"
+    if levels.is_flat:
+        return f"flat {extent} ({' to '.join(dict.fromkeys((write_number(low), write_number(high))))})"
+    ends = f"{write_number(low)} at step {low_step}, {write_number(high)} at step {high_step}"
+    return f"neither flat nor growing {extent} ({ends})"
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def step_to_explain(growth: StepGrowth) -> int:
+    """The step whose log-probs show most of what changed."""
+    return growth.last_step if growth.steepest_step is None else growth.steepest_step
+
+
+def with_growth(growth: StepGrowth | None, verdict: Verdict) -> Verdict:
+    """The verdict with the growth before its own evidence, and what to look at before its own advice."""
+    if growth is None or verdict.kind in ("broken", "clean"):
+        return verdict
+    return verdict.model_copy(
+        update={
+            "evidence": [growth_sentence(growth), *verdict.evidence],
+            "advice": [_where_to_look(growth), *verdict.advice],
+        }
+    )
+
+
+def _where_to_look(growth: StepGrowth) -> str:
+    if growth.steepest_step is None:
+        between = (
+            f"between {_steps(growth.first_step, growth.first_up_to)} and {_steps(growth.last_from, growth.last_step)}"
+        )
+    else:
+        between = f"between step {growth.step_before} and step {growth.steepest_step}"
+    return f"Look at what changed {between}: {_WHAT_CAN_CHANGE}."
+
 
 _FOREMOST: Final = (
     *("kl_k3", "abs_logprob_diff", "abs_logprob_diff_seq", "logprob_diff_rms", "token_mult_prob_error"),

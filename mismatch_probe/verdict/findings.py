@@ -15,7 +15,7 @@ from mismatch_probe.records.findings import Document, Explanation, Localization,
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.growth import step_to_explain
+from mismatch_probe.verdict.curves import step_to_explain
 from mismatch_probe.verdict.headline import HEADROOM, explain_command, foremost, headline, localize_command, overall
 
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")

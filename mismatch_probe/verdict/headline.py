@@ -11,7 +11,7 @@ from mismatch_probe.inert import words_line
 from mismatch_probe.notation import write_estimate, write_many, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.growth import course_words, growth_sentence, levels_of, step_to_explain
+from mismatch_probe.verdict.curves import course_words, growth_sentence, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 

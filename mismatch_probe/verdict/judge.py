@@ -8,8 +8,8 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
+from mismatch_probe.verdict.curves import with_growth
 from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, other_checkpoint
-from mismatch_probe.verdict.growth import with_growth
 from mismatch_probe.verdict.headline import with_next_commands
 from mismatch_probe.verdict.rounding import (
     beyond_rounding,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.reading import NoiseFloor, write_floor
-from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
+from mismatch_probe.records.answers import Evaluation, EvaluationDirectory
 from mismatch_probe.records.findings import Findings
 from tests.gate.cli import GATE, GOOD
 from tests.report.documents import headroom, localization

@@ -16,7 +16,7 @@ from rich.text import Text
 from mismatch_probe.cli.output import PeopleConsole, print_json
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.publishing import annotations, render_markdown, write_junit
-from mismatch_probe.records.gate_result import CheckResult, GateResult
+from mismatch_probe.records.answers import CheckResult, GateResult
 from tests.cli.test_bad_input import assert_refused
 from tests.command_line import probe
 from tests.simulated_run import Simulation, simulated_run

@@ -18,7 +18,7 @@ from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
 from mismatch_probe.cli.train import sanity, train
 from mismatch_probe.errors import ExitCode, MismatchProbeError
-from mismatch_probe.records.kinds import kind_of
+from mismatch_probe.records.files import kind_of
 from tests.importing.logs import rows, write
 from tests.settings_calls import call
 

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_probe.cli import gate_answers
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.gate_result import GateResult
+from mismatch_probe.records.answers import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import GATE, GOOD, CommandLine, gate_file
 from tests.simulated_run import Simulation, simulated_run

@@ -9,11 +9,18 @@ from rich.console import Console
 
 from mismatch_probe.cli import progress as module
 from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener, stage_words
-from mismatch_probe.compare.batches import AnyEvent, BatchDone, JobStarted, RequestsDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import RunClock
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import (
+    AnyEvent,
+    BatchDone,
+    JobStarted,
+    RequestsDone,
+    StageDone,
+    StageStarted,
+    make_plan,
+)
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.load import parse_side
 from mismatch_probe.records.run_directory import RunDirectory

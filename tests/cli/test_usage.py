@@ -61,7 +61,7 @@ HEADINGS = {
     "Read the log of a trainer": ["import", "explain", "score", "watch"],
     "Answer yes or no in CI": ["gate"],
     "Look deeper": ["localize", "headroom", "evaluate"],
-    "Train under guards": ["train", "sanity"],
+    "Train under guards": ["train", "sanity", "ablate"],
     "Tools": ["doctor", "init"],
 }
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_probe.compare.batches import BatchDone, StageStarted, parse, send_event
-from mismatch_probe.compare.plan import TRAINING_PATH, PlannedJob
+from mismatch_probe.compare.plan import TRAINING_PATH, BatchDone, PlannedJob, StageStarted, parse, send_event
 from mismatch_probe.compare.run import run_planned_job
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.records.run_directory import RunDirectory

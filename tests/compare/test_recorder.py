@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.compare import run as comparison
-from mismatch_probe.compare.batches import BatchDone, StageDone, StageStarted
+from mismatch_probe.compare.plan import BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.run import Recorder
 from mismatch_probe.records.manifest import StageRecord
 from tests.simulated_run import Simulation, simulated_manifest, simulated_run

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.compare.batches import EffectiveSettings, StageStarted
 from mismatch_probe.compare.continuation import later_settings
+from mismatch_probe.compare.plan import EffectiveSettings, StageStarted
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run import Recorder, execute, resume_run
 from mismatch_probe.errors import RunDirectoryError

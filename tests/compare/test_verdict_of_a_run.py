@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import SummaryFailed
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, leg_columns
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import ids_key, read_table
 from mismatch_probe.report.pairs import contrast_sentences
@@ -23,7 +23,7 @@ from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_r
 
 pytestmark = pytest.mark.slow
 
-TOKEN_COLUMNS = ("logprobs", "top1_ids", "entropy_nats")
+TOKEN_COLUMNS = ("logprobs", *(name for name, column in leg_columns().items() if column.per_token))
 WITH_FP32 = Simulation(num_prompts=24, pairs=((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32)))
 
 

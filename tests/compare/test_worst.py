@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_probe.compare.pair_data import PairData
-from mismatch_probe.compare.worst import PROMPT_CHARACTERS, RESPONSE_TOKENS, worst_in_context, worst_with_tokens
+from mismatch_probe.compare.verdict_input import PROMPT_CHARACTERS, RESPONSE_TOKENS, worst_in_context, worst_with_tokens
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 

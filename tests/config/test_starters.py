@@ -8,6 +8,7 @@ from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.config.model import Settings
+from mismatch_probe.config.sides import InferSide, TrainSide
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,10 @@ def test_the_example_of_every_setting_holds_every_setting() -> None:
         assert name in shown
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
             assert shown[name].keys() == field.annotation.model_fields.keys(), name
+
+
+@pytest.mark.parametrize("kind", [InferSide, TrainSide])
+def test_the_manual_has_every_setting_of_a_side(kind: type[Settings]) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "sides.md").read_text()
+    settings = kind.model_fields.keys() - {"logged"}
+    assert not [name for name in settings if not re.search(rf"`[^`]*\b{name}\b[^`]*`", manual)]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.difference.runs import difference_of
-from mismatch_probe.records.difference import Difference
+from mismatch_probe.records.answers import Difference
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.answers.diff import difference_answer, render_difference

@@ -9,7 +9,7 @@ from mismatch_probe.config.sides import InferSide
 from mismatch_probe.difference.runs import changes, difference_of
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
-from mismatch_probe.records.difference import Difference
+from mismatch_probe.records.answers import Difference
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from tests.gate.cli import CommandLine

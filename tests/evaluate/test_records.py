@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.evaluate.estimates import Marker
 from mismatch_probe.evaluate.run import evaluate_records
-from mismatch_probe.records.evaluation import Evaluation, EvaluationDirectory
+from mismatch_probe.records.answers import Evaluation, EvaluationDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.report.answers.evaluate import sentence
 from mismatch_probe.tasks.rewards import Reward

@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.cli import evaluate
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.evaluation import EvaluationDirectory
+from mismatch_probe.records.answers import EvaluationDirectory
 from tests.settings_calls import call
 
 FLAGS = {

@@ -15,8 +15,7 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import ENGINES, check_engine, start_engine, with_typed_arguments
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.load import parse_guards
-from mismatch_probe.guards.rules import RULES
+from mismatch_probe.guards.rules import RULES, parse_guards
 from mismatch_probe.logs import FORMATS, recognise
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from tests.gate.cli import CommandLine

@@ -11,7 +11,7 @@ from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateSettings, as_preset, load_gate, preset_checks
-from mismatch_probe.records.gate_result import GateResult
+from mismatch_probe.records.answers import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.gate.cli import CommandLine, check, gate_file

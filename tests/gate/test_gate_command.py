@@ -10,7 +10,7 @@ import pytest
 from mismatch_probe.cli import gate_answers
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.gate_result import CheckResult, GateResult
+from mismatch_probe.records.answers import CheckResult, GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table, write_table
 from mismatch_probe.report.answers.gate import passing_text

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.gate_result import GateResult
+from mismatch_probe.records.answers import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import GATE, CommandLine, check, gate_file
 from tests.simulated_run import Simulation, simulated_run

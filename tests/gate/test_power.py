@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.coverage import DESIGNS
 from benchmarks.gate_power import ANY, PAIRED, Source, gated
-from mismatch_probe.records.gate_result import CheckAnswer
+from mismatch_probe.records.answers import CheckAnswer
 
 REPEATS = 24
 OVER_LIMIT = (0.95, 1.15, 1.3)

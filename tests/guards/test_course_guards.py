@@ -11,8 +11,8 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import GuardEvent
-from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, parse_guards
 from tests.guards.streams import Metrics, Run
 
 Course = Callable[[Metrics, int], None]

@@ -9,8 +9,8 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import GuardEvent
-from mismatch_probe.guards.load import DEFAULT_GUARDS
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from tests.guards.streams import (
     LEVELS_K3,
     Fault,

@@ -11,7 +11,7 @@ from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from tests.guards.streams import LEVELS_K3, Metrics, Run
 
 

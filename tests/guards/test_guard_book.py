@@ -10,7 +10,7 @@ import pytest
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnosis import GuardEvent, StepFirings
-from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, parse_guards
 from tests.guards.streams import LEVELS_K3, Run, overflow_each_step, sync_skipped
 
 

@@ -9,9 +9,8 @@ import pytest
 from mismatch_probe.cli.first_steps import starter_path
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.actions import ActionKind, parse_action
-from mismatch_probe.guards.load import DEFAULT_GUARDS, DEFAULTS_FILE, load_guards
 from mismatch_probe.guards.rewards import REMEMBERED
-from mismatch_probe.guards.rules import RULES
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, DEFAULTS_FILE, RULES, load_guards
 
 ROOT = Path(__file__).parents[2]
 GOOD = '[[guard]]\nname = "own"\nrule = "limit"\nmetric = "reward/mean"\nbelow = 0.1\nactions = ["warn"]\n'

@@ -9,8 +9,8 @@ import pytest
 
 from mismatch_probe.guards.diagnosis import GuardEvent
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import parse_guards
 from mismatch_probe.guards.recovery import RAISED_AFTER
+from mismatch_probe.guards.rules import parse_guards
 from tests.guards.steps import RESPONSES, batch, fired
 
 LEARNT = {"loss": 0.3, "grad_norm": 0.5, "learning_rate": 1e-5}

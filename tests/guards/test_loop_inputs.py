@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from tests.guards.steps import LEARNT, REPORTED, batch, probe
 
 

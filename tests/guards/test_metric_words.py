@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.guards.rules.base import metric_words, not_a_number
 
 METRICS = sorted(

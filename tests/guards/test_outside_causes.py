@@ -11,7 +11,7 @@ from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 
 REWARD_GUARDS = ("reward-collapse", "reward-decline")
 UPDATE_GUARDS = ("update-size", "update-jump")

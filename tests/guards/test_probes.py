@@ -10,8 +10,8 @@ import pytest
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.probe import EngineProbes, Probe
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.stats.sequences import Floats
 from tests.guards.steps import fired, probe

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.guards.batch import Batch
-from mismatch_probe.guards.reward_totals import RewardTotals
+from mismatch_probe.guards.rewards import RewardTotals
 from mismatch_probe.guards.sums import Sums
 
 

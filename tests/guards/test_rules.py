@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.rules import parse_guards
 from mismatch_probe.guards.rules.base import Guard
 from mismatch_probe.guards.rules.mean import MeanSettings, newest_means
 

@@ -9,7 +9,7 @@ from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.answers import Decision
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import DEFAULT_GUARDS, parse_guards
+from mismatch_probe.guards.rules import DEFAULT_GUARDS, parse_guards
 
 HIGHEST = 1e-4
 CYCLE = 25

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom import models
+from mismatch_probe.training_path.inside import fp32_parts
 from tests.tiny_models import make_checkpoint
 
 IDS = torch.arange(24).reshape(2, 12)
@@ -15,8 +15,8 @@ SETTINGS = HeadroomSettings(model=ModelSettings(path="tiny"))
 
 
 def kept_in_fp32(folder: Path, modules: list[str], residual_from: str | None = None) -> PreTrainedModel:
-    model = models.load(folder, Dtype.FP16, SETTINGS)
-    models.raise_to_fp32(model, models.load(folder, Dtype.FP32, SETTINGS), modules, residual_from)
+    model = fp32_parts.load_in_format(folder, Dtype.FP16, SETTINGS)
+    fp32_parts.raise_to_fp32(model, fp32_parts.load_in_format(folder, Dtype.FP32, SETTINGS), modules, residual_from)
     return model
 
 
@@ -54,7 +54,7 @@ def test_a_residual_stream_in_fp32_leaves_the_products_in_fp16(tmp_path: Path) -
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gemma2"])
 def test_everything_in_fp32_is_the_fp32_model(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    complete_model = models.load(folder, Dtype.FP32, SETTINGS)
+    complete_model = fp32_parts.load_in_format(folder, Dtype.FP32, SETTINGS)
     model = kept_in_fp32(folder, ["model", "lm_head"])
     with torch.no_grad():
         difference = (
@@ -80,14 +80,17 @@ def test_a_raised_head_does_not_raise_the_embeddings_it_was_tied_to(tmp_path: Pa
     ],
 )
 def test_what_must_be_in_fp32_for_a_module_to_be(tmp_path: Path, module: str, raised: str) -> None:
-    assert models.fp32_module(models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, SETTINGS), module) == raised
+    assert (
+        fp32_parts.fp32_module(fp32_parts.load_in_format(make_checkpoint(tmp_path / "m"), Dtype.FP32, SETTINGS), module)
+        == raised
+    )
 
 
 def test_a_module_stands_for_what_lies_inside_it() -> None:
-    assert models.outermost(["a.b", "a.b.c", "a.bc", "d"]) == ["a.b", "a.bc", "d"]
+    assert fp32_parts.outermost(["a.b", "a.b.c", "a.bc", "d"]) == ["a.b", "a.bc", "d"]
 
 
 @pytest.mark.parametrize(("family", "attention"), [("gemma2", "eager"), ("llama", "sdpa")])
 def test_a_soft_cap_of_attention_scores_is_kept_in_the_fp16_run(tmp_path: Path, family: str, attention: str) -> None:
-    model = models.load(make_checkpoint(tmp_path / "m", family), Dtype.FP16, SETTINGS)
+    model = fp32_parts.load_in_format(make_checkpoint(tmp_path / "m", family), Dtype.FP16, SETTINGS)
     assert model.config._attn_implementation == attention

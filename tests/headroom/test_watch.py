@@ -6,15 +6,17 @@ import torch
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom import models
 from mismatch_probe.headroom.ranges import ForwardRanges, Operation, OperationWatch
+from mismatch_probe.training_path.inside import fp32_parts
 from tests.tiny_models import make_checkpoint
 
 IDS = torch.arange(24).reshape(2, 12)
 
 
 def seen(folder: Path, dtype: Dtype, attention: str) -> ForwardRanges:
-    model = models.load(folder, dtype, HeadroomSettings(model=ModelSettings(path="tiny")), attention=attention)
+    model = fp32_parts.load_in_format(
+        folder, dtype, HeadroomSettings(model=ModelSettings(path="tiny")), attention=attention
+    )
     ranges = ForwardRanges()
     with torch.no_grad(), OperationWatch(model, ranges.see):
         model(input_ids=IDS, use_cache=False)
@@ -50,7 +52,7 @@ def test_norms_are_in_fp32_and_products_in_fp16(tmp_path: Path) -> None:
 
 def test_the_magnitude_is_that_of_the_modules_own_result(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "m")
-    model = models.load(folder, Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny")))
+    model = fp32_parts.load_in_format(folder, Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny")))
     outputs: list[torch.Tensor] = []
     module = model.get_submodule("model.layers.1.mlp.down_proj")
     handle = module.register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -62,7 +64,9 @@ def test_the_magnitude_is_that_of_the_modules_own_result(tmp_path: Path) -> None
 
 
 def test_nothing_is_watched_afterwards(tmp_path: Path) -> None:
-    model = models.load(make_checkpoint(tmp_path / "m"), Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny")))
+    model = fp32_parts.load_in_format(
+        make_checkpoint(tmp_path / "m"), Dtype.FP32, HeadroomSettings(model=ModelSettings(path="tiny"))
+    )
     ranges = ForwardRanges()
     with torch.no_grad(), OperationWatch(model, ranges.see):
         pass

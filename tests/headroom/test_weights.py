@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
-from mismatch_probe.headroom import weights as weights_module
+from mismatch_probe.headroom import findings as findings_module
+from mismatch_probe.headroom.findings import scan_weights
 from mismatch_probe.headroom.judge import judge_weights
-from mismatch_probe.headroom.weights import scan_weights
 from mismatch_probe.provenance.checkpoint import weight_files
 from mismatch_probe.training_path.fit import measure_weight_cast, stored_tensors
 from tests.headroom.planted import planted
@@ -48,7 +48,7 @@ def test_the_error_of_weights_too_small_for_a_square_is_not_lost(tmp_path: Path)
 def test_slices_add_up_to_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(37, 8, generator=torch.Generator().manual_seed(0)) * 2.0**-13
     scan_of_one_file = scan_weights(stored(tmp_path, w=values))
-    monkeypatch.setattr(weights_module, "_SLICE_VALUES", 24)
+    monkeypatch.setattr(findings_module, "_SLICE_VALUES", 24)
     sliced = scan_weights(tmp_path)
     assert sliced.total.num_subnormal == scan_of_one_file.total.num_subnormal > 0
     assert sliced.total.relative_error == pytest.approx(scan_of_one_file.total.relative_error)
@@ -56,14 +56,14 @@ def test_slices_add_up_to_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_no_more_than_a_slice_is_ever_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "_SLICE_VALUES", 100)
+    monkeypatch.setattr(findings_module, "_SLICE_VALUES", 100)
     seen: list[int] = []
-    real = weights_module.measure_weight_cast
+    real = findings_module.measure_weight_cast
 
     def watching(slices: object, dtype: object) -> object:
         return real((seen.append(one.numel()) or one for one in slices), dtype)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(weights_module, "measure_weight_cast", watching)
+    monkeypatch.setattr(findings_module, "measure_weight_cast", watching)
     scan_weights(stored(tmp_path, w=torch.ones(1000, 10), tiny=torch.ones(())))
     assert max(seen) == 100
     assert sum(seen) == 10_001

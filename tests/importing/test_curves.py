@@ -10,7 +10,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.run import reading_of_metrics
 from mismatch_probe.logs.metric_files import read_metric_log
 from mismatch_probe.logs.metric_names import metric_names
-from mismatch_probe.records.kinds import RunKind, kind_of
+from mismatch_probe.records.files import RunKind, kind_of
 from mismatch_probe.records.lines import CurveReading, CurvesDirectory
 from mismatch_probe.report.answers.curves import curves_answer
 from mismatch_probe.verdict.curve_laws import LAWS, contradictions_in

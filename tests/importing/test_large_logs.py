@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.dataset as dataset
 import pytest
 
-from mismatch_probe.compare.log_steps import MOST_ROWS
+from mismatch_probe.compare.run_reader import MOST_ROWS
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.importing.selection import chosen_prompts
 from mismatch_probe.records.run_directory import RunDirectory

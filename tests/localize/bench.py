@@ -9,7 +9,7 @@ import torch
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.summarise import place_errors
+from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects
 from mismatch_probe.records.findings import PlaceError, Suspect
 from mismatch_probe.records.sequences import (

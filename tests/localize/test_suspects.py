@@ -7,7 +7,7 @@ import torch
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.localize.summarise import place_errors
+from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects, rounding_unit
 from mismatch_probe.records.findings import Suspect
 from mismatch_probe.records.sequences import PlaceSums, SideSums

@@ -14,7 +14,7 @@ from mismatch_probe.adapters.trl import CAN, guard, probed_ids  # noqa: E402
 from mismatch_probe.errors import UsageError  # noqa: E402
 from mismatch_probe.guards.diagnosis import EndCause  # noqa: E402
 from mismatch_probe.guards.guards import Guards  # noqa: E402
-from mismatch_probe.guards.load import parse_guards  # noqa: E402
+from mismatch_probe.guards.rules import parse_guards  # noqa: E402
 from tests.other_trainers.small_grpo import STEPS, grpo_trainer  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

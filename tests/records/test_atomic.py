@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import StorageError
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX, replacing, storage_errors, write_text
+from mismatch_probe.records.files import TEMPORARY_PREFIX, replacing, storage_errors, write_text
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import json, sys
 from multiprocessing import get_context
 from pathlib import Path
 from mismatch_probe.errors import RunDirectoryError
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.run_directory import RunDirectory
 
 def start(number):

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.atomic import TEMPORARY_PREFIX
+from mismatch_probe.records.files import TEMPORARY_PREFIX
 from mismatch_probe.records.run_directory import Parts
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_probe.errors import BrokenRecord, StorageError
-from mismatch_probe.records.atomic import (
+from mismatch_probe.records.files import (
     TEMPORARY_PREFIX,
     open_to_append,
     open_to_read,
@@ -52,7 +52,7 @@ def make_device(path: Path) -> None:
 WRITES_HALF = """
 import sys
 from pathlib import Path
-from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.files import replacing
 with replacing(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()

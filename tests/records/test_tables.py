@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.sequences import EncodedPrompt, IntArray, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import EncodedPrompt, IntArray, ScoredSequence, TokenSequence, leg_columns
 from mismatch_probe.records.tables import (
     ids_key,
     in_order,
@@ -21,6 +21,7 @@ from mismatch_probe.records.tables import (
     sequences_of,
     write_table,
 )
+from mismatch_probe.stats.sequences import TokenPair
 
 SEQUENCES = [TokenSequence("a", [1, 2], [3, 4, 5]), TokenSequence("b", [1], [6])]
 SCORES = [
@@ -46,6 +47,13 @@ def test_columns_that_may_be_null_can_be_absent_and_no_other() -> None:
     assert leg_rows({**columns, "top1_ids": [[7, 8]]}, double=True).schema == leg_schema(double=True)
     with pytest.raises(KeyError, match="ids_key"):
         leg_rows({"id": ["a"], "logprobs": [[-0.5]]})
+
+
+def test_a_column_that_statistics_read_has_its_field_in_a_pair() -> None:
+    in_pair = {one.name for one in fields(TokenPair)}
+    names = {name: column.pair for name, column in leg_columns().items() if column.pair}
+    assert names == {"top1_ids": "top1", "entropy_nats": "entropy"} | names
+    assert not [name for name, pair in names.items() if not in_pair & {f"{pair}_pi", f"{pair}_mu"}]
 
 
 @dataclass(frozen=True)

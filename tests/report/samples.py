@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_probe.compare.worst import LEAST_NATS
+from mismatch_probe.compare.verdict_input import LEAST_NATS
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype

@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_probe.config.model import EvaluationSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.evaluation import (
+from mismatch_probe.records.answers import (
     DirectAccuracy,
     EngineAccuracy,
     EngineDifference,

@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.gate_result import GATE_FILE, CheckResult, GateResult, Look
+from mismatch_probe.records.answers import GATE_FILE, CheckResult, GateResult, Look
 from mismatch_probe.records.manifest import write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import Filed, render_html, write_report

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mismatch_probe.records.gate_result import CheckResult
+from mismatch_probe.records.answers import CheckResult
 from mismatch_probe.report.answers.gate import checks_table
 from mismatch_probe.report.markdown import escape, escaped_cell, markdown_table
 from mismatch_probe.report.screen import in_full, print_table

@@ -9,7 +9,7 @@ import pytest
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
-from mismatch_probe.records.kinds import EVALUATION
+from mismatch_probe.records.files import EVALUATION
 from mismatch_probe.records.summary import SettingFinding, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, compare_tiles, summary_of_run
 from mismatch_probe.report.page import run_answer

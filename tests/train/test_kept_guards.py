@@ -8,7 +8,7 @@ from mismatch_probe.cli.train import kept_guards
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.load import DEFAULT_GUARDS
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.preparation import prepare_training
 from mismatch_probe.train.run import resume_training, start_training

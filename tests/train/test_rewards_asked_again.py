@@ -12,9 +12,8 @@ from mismatch_probe.config.model import PromptSettings
 from mismatch_probe.config.train import RolloutSettings
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.tasks import encode_prompts, load_prompts, load_tokenizer
-from mismatch_probe.tasks.repeats import Repeats, ask_again
 from mismatch_probe.tasks.reward_calls import SEQUENTIAL
-from mismatch_probe.tasks.rewards import Reward, TextResponse
+from mismatch_probe.tasks.rewards import Repeats, Reward, TextResponse, ask_again
 from mismatch_probe.train.rollouts import Rollouts
 from tests.train.quick_runs import StoppingEngine
 

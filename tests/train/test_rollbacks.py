@@ -11,7 +11,7 @@ import pytest
 from mismatch_probe.errors import TrainingStopped
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.guards import Guards
-from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.rules import parse_guards
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.optimizer import TrainedNetwork
 from tests.train.quick_runs import guard_file, quick_home, quick_settings, recorded, train

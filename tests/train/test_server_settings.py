@@ -13,7 +13,7 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import HeldWeight
 from mismatch_probe.errors import UsageError
-from mismatch_probe.guards.load import parse_guards
+from mismatch_probe.guards.rules import parse_guards
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.report.answers.train import events
 from mismatch_probe.report.training.page import summarise_training, write_training_report

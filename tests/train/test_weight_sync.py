@@ -10,10 +10,10 @@ import torch
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.weight_digests import weight_digest
+from mismatch_probe.engines.vllm.worker_weights import weight_digest
 from mismatch_probe.guards.book import GuardBook
-from mismatch_probe.guards.load import DEFAULT_GUARDS
 from mismatch_probe.guards.probe import logit_error
+from mismatch_probe.guards.rules import DEFAULT_GUARDS
 from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout

@@ -17,8 +17,8 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import OutOfMemory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.by_layer.model import why_by_layer
-from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
+from mismatch_probe.training_path.by_layer_model import why_by_layer
+from mismatch_probe.training_path.by_layer_scorer import HiddenStates, LayerByLayerScorer
 
 M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 2**20
 """Matrices are mapped one by one, as those of a large checkpoint are anyway, so that what is freed is given back."""

@@ -18,8 +18,8 @@ from mismatch_probe.errors import EngineError, StorageError, UsageError
 from mismatch_probe.notation import write_size
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.batching import plan_batches
-from mismatch_probe.training_path.by_layer.model import weight_bytes, why_by_layer
-from mismatch_probe.training_path.by_layer.scorer import HiddenStates, LayerByLayerScorer
+from mismatch_probe.training_path.by_layer_model import weight_bytes, why_by_layer
+from mismatch_probe.training_path.by_layer_scorer import HiddenStates, LayerByLayerScorer
 from mismatch_probe.training_path.scorer import Scorer
 from tests.tiny_models import FAMILIES, make_checkpoint, quantise_blocks
 
@@ -287,7 +287,7 @@ def test_it_is_chosen_where_the_whole_does_not_fit(tmp_path: Path, monkeypatch: 
     folder = make_checkpoint(tmp_path)
 
     def why(free: int, reference: ReferenceSettings | None = None, **training: str) -> str | None:
-        monkeypatch.setattr("mismatch_probe.training_path.by_layer.model.free_memory", lambda device: free)
+        monkeypatch.setattr("mismatch_probe.training_path.by_layer_model.free_memory", lambda device: free)
         settings = TrainingPathSettings.model_validate({"device": "cpu", **training})
         return why_by_layer(folder, Dtype.FP32, settings, reference or ReferenceSettings())
 

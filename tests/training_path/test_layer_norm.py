@@ -4,8 +4,12 @@ import pytest
 import torch
 from transformers import StableLmConfig, StableLmForCausalLM
 
-from mismatch_probe.headroom.models import raise_to_fp32
-from mismatch_probe.training_path.inside.fp32_parts import RESIDUAL, let_layer_norms_widen, model_part_in_fp32
+from mismatch_probe.training_path.inside.fp32_parts import (
+    RESIDUAL,
+    let_layer_norms_widen,
+    model_part_in_fp32,
+    raise_to_fp32,
+)
 
 IDS = torch.arange(12)[None]
 

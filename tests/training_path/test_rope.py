@@ -11,7 +11,7 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.by_layer.scorer import LayerByLayerScorer
+from mismatch_probe.training_path.by_layer_scorer import LayerByLayerScorer
 from mismatch_probe.training_path.loading import follows_length_beyond, forget_lengths
 from tests.tiny_models import make_checkpoint
 

@@ -27,7 +27,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError
-from mismatch_probe.records import kinds
+from mismatch_probe.records.files import COMPARISONS, kind_of
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
@@ -81,7 +81,7 @@ def earlier_runs(folder: Path, manifest: Manifest, architecture: Architecture) -
     for path in (manifest_path.parent for manifest_path in newest_first[:_MOST_FOLDERS]):
         run = RunDirectory(path)
         try:
-            if kinds.kind_of(path) not in kinds.COMPARISONS:
+            if kind_of(path) not in COMPARISONS:
                 continue
             other = run.read_manifest()
             if _is_alike(other, manifest) and (responses := _responses(run, other)) is not None:

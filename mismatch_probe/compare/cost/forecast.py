@@ -7,7 +7,6 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from mismatch_probe.compare.batches import AnyEvent, BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.cost.earlier import (
     FROM_RATES,
     Measurement,
@@ -30,7 +29,7 @@ from mismatch_probe.compare.cost.stage_work import (
     received_by_rank,
     work_of,
 )
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import AnyEvent, BatchDone, StageDone, StageStarted, make_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import SampleStage, Stage
 from mismatch_probe.config.model import EngineSettings

@@ -24,7 +24,10 @@ _DECIDED_ELSEWHERE: Final[dict[str, str]] = {
     "revision": "it is set by --revision",
     "trust_remote_code": "it is set by --trust-remote-code",
     "seed": "it is set by --seed",
-    "enable_prefix_caching": "it is set by engine.prefix_caching in the configuration",
+    **{
+        name: f"it is set by engine.{field} in the configuration"
+        for name, field in EngineSettings.passed_fields().items()
+    },
     "logprobs_mode": "the probabilities compared are those sampled from, so it stays processed_logprobs",
     "max_logprobs": "whole distributions are asked for, so it stays unlimited",
     "generation_config": "a checkpoint's sampling defaults must not slip in, so it stays 'vllm'",
@@ -54,6 +57,12 @@ _COUNTS: Final = frozenset(
     }
 )
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "none": None, "null": None}
+
+
+def own_arguments(engine: EngineSettings) -> dict[str, Any]:
+    """The arguments that fields of our own settings are passed as."""
+    values = {name: getattr(engine, field) for name, field in EngineSettings.passed_fields().items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def engine_arguments(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:

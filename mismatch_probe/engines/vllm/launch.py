@@ -37,6 +37,7 @@ from mismatch_probe.engines.vllm.arguments import (
     engine_arguments,
     keep_fp32_exact,
     known_arguments,
+    own_arguments,
     prepare_import,
     require_ray_devices,
 )
@@ -129,7 +130,7 @@ def plan_launch(how: EngineStart) -> Launch:
         "revision": how.revision,
         "trust_remote_code": how.trust_remote_code,
         "seed": how.seed,
-        "enable_prefix_caching": engine.prefix_caching,
+        **own_arguments(engine),
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": FULL_VOCABULARY,

@@ -11,8 +11,8 @@ from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import COARSE, Dtype
 from mismatch_probe.notation import ABSENT, join_names, write_estimate, write_fold, write_many, write_token_count
+from mismatch_probe.records.files import EVALUATION
 from mismatch_probe.records.findings import Document, Localization, Suspect
-from mismatch_probe.records.kinds import EVALUATION
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.names import advice_parts, pair_label

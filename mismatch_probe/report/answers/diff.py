@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.notation import ABSENT, capital, write_count, write_estimate, write_many
-from mismatch_probe.records.atomic import write_text
-from mismatch_probe.records.difference import (
+from mismatch_probe.records.answers import (
     APPLIED,
     Change,
     Difference,
@@ -18,6 +17,7 @@ from mismatch_probe.records.difference import (
     MetricDifference,
     PairDifference,
 )
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.summary import Counts
 from mismatch_probe.report.figures.difference import FIRST, SECOND, draw_bins, draw_ratios
 from mismatch_probe.report.names import visible

@@ -15,7 +15,7 @@ from mismatch_probe.notation import (
     write_number,
     write_percent,
 )
-from mismatch_probe.records.evaluation import EngineAccuracy, EngineDifference, Evaluation, PairAccuracy
+from mismatch_probe.records.answers import EngineAccuracy, EngineDifference, Evaluation, PairAccuracy
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.report.figures.canvas import hover_estimate, inert_text, limit_line, marks, panel
 from mismatch_probe.report.names import PairStyle

@@ -9,7 +9,7 @@ from typing import Final
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import join_names, round_outwards, write_change, write_fold, write_many, write_number
-from mismatch_probe.records.gate_result import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
+from mismatch_probe.records.answers import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
 _HEADINGS: Final = {"fail": "Broken", "inconclusive": "Inconclusive"}

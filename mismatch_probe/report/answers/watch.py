@@ -9,7 +9,7 @@ from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.lines import WatchRecord
 from mismatch_probe.report.view import Answer, Badge, Terms
 from mismatch_probe.stats.growth import StepLevels
-from mismatch_probe.verdict.growth import course_words, growth_sentence, step_to_explain
+from mismatch_probe.verdict.curves import course_words, growth_sentence, step_to_explain
 from mismatch_probe.verdict.headline import against_limit
 
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "broken": "broken"}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mismatch_probe.notation import write_estimate
-from mismatch_probe.records.difference import BinDifference, MetricDifference, PairDifference
+from mismatch_probe.records.answers import BinDifference, MetricDifference, PairDifference
 from mismatch_probe.report.figures.canvas import (
     LEAST_SPAN,
     band,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.book import of_canary
-from mismatch_probe.guards.load import recorded_guards
+from mismatch_probe.guards.rules import recorded_guards
 from mismatch_probe.guards.rules.base import GuardSettings
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.report.figures import over_steps as drawing

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mismatch_probe.config.nested import flat
 from mismatch_probe.notation import ABSENT, join_names, write_count, write_number
-from mismatch_probe.records.atomic import write_text
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.training_run import MetricCourse, TrainingDirectory, TrainingSummary
 from mismatch_probe.report.answers.train import Runs, steps_averaged, training_answer
 from mismatch_probe.report.figures.limits import Effect, Mark, draw_firings

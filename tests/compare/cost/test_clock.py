@@ -2,12 +2,11 @@
 
 import pytest
 
-from mismatch_probe.compare.batches import BatchDone, StageDone, StageStarted
 from mismatch_probe.compare.cost import forecast as module
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import RunClock, Starting
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import BatchDone, StageDone, StageStarted, make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import calibration, settings, workload

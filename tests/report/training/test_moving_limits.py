@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.guards.book import GuardBook, of_canary
-from mismatch_probe.guards.load import recorded_guards
+from mismatch_probe.guards.rules import recorded_guards
 from mismatch_probe.report.figures.limits import MovingLimit, moving_in_reach
 from mismatch_probe.report.training.course import Course, read_courses
 from mismatch_probe.report.training.dynamics import moving_limits_on

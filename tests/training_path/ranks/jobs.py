@@ -19,9 +19,8 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import StorageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.training_path import precision, scorer
-from mismatch_probe.training_path.ranks import group, sharding
-from mismatch_probe.training_path.ranks.scorer import RanksScorer, follow
+from mismatch_probe.training_path import precision, rank_group, rank_sharding, scorer
+from mismatch_probe.training_path.scorer import RanksScorer, follow
 
 _LONG = 600.0
 
@@ -53,7 +52,7 @@ def leads(send: Send, arguments: list[Any], fault: str, place: dict[str, Any]) -
     checkpoint, dtype, settings, batches, named = arguments
     if fault in _ON_EVERY_RANK or fault in _OF_THE_FIRST:
         {**_ON_EVERY_RANK, **_OF_THE_FIRST}[fault]()
-    group.join(RankPlace.from_json(place))
+    rank_group.join(RankPlace.from_json(place))
     rounded = named.pop("rounded_to", None)
     load = (Path(checkpoint), Dtype(dtype), TrainingPathSettings.model_validate(settings))
     with RanksScorer(*load, rounded_to=None if rounded is None else Dtype(rounded), **named) as ranked:
@@ -61,7 +60,7 @@ def leads(send: Send, arguments: list[Any], fault: str, place: dict[str, Any]) -
         together = ranked.score_together([[TokenSequence(**row) for row in batch] for batch in batches])
         scored = [one for batch in together for one in batch]
         effective = {**ranked.effective_settings(), "at_once": ranked.batches_at_once, "passes_here": len(passes)}
-    group.dismiss()
+    rank_group.dismiss()
     return [_to_json(one) for one in scored], effective
 
 
@@ -92,7 +91,7 @@ def _load_whole() -> None:
 
 def _have_older_transformers() -> None:
     """In the module that the package holds: transformers, as it loads, puts a second one in its place."""
-    sharding.transformers.DistributedConfig = None
+    rank_sharding.transformers.DistributedConfig = None
     loading_arguments = precision.loading_arguments
 
     def asked_earlier(*arguments: Any) -> dict[str, Any]:
@@ -136,12 +135,12 @@ def _hang(*arguments: Any, **named: Any) -> None:
 
 
 def _hang_in_leaving() -> None:
-    group._LEAVING_SECONDS = 1.0  # type: ignore[misc]
+    rank_group._LEAVING_SECONDS = 1.0  # type: ignore[misc]
     dist.destroy_process_group = _hang
 
 
 def _hang_before_leaving() -> None:
-    group.leave = _hang
+    rank_group.leave = _hang
 
 
 def answers_and_hangs(send: Send) -> str:

@@ -12,16 +12,15 @@ from mismatch_probe.children.start import RankPlace
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.checkpoint import num_parameters
-from mismatch_probe.training_path import Scorer
+from mismatch_probe.training_path import Scorer, rank_group
 from mismatch_probe.training_path import memory as measured
-from mismatch_probe.training_path.ranks import group
-from mismatch_probe.training_path.ranks.sharding import whole_pass
+from mismatch_probe.training_path.rank_sharding import whole_pass
 from tests.tiny_models import make_checkpoint
 
 
 def test_a_rank_waits_for_one_that_loads_as_long_as_the_group_does(tmp_path: Path) -> None:
     place = RankPlace(rank=1, ranks=2, local_rank=1, local_ranks=2, meeting=f"file:{tmp_path / 'meeting'}")
-    assert group._open_store(place).timeout == timedelta(minutes=30)
+    assert rank_group._open_store(place).timeout == timedelta(minutes=30)
 
 
 def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +28,7 @@ def test_ranks_on_the_cpu_may_outnumber_the_gpus(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    backends = [group._backend(RankPlace(rank, 2, rank, 2, "file:meeting")) for rank in range(2)]
+    backends = [rank_group._backend(RankPlace(rank, 2, rank, 2, "file:meeting")) for rank in range(2)]
     assert backends == ["cpu:gloo,cuda:nccl"] * 2
     assert taken == [0]
 
@@ -45,7 +44,7 @@ def test_the_whole_model_is_not_loaded_where_a_limit_leaves_no_room(
 
 def test_the_whole_model_in_fp64_takes_twice_the_room(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = num_parameters(llama) * 4 * 3
-    monkeypatch.setattr("mismatch_probe.training_path.ranks.sharding.free_memory", lambda device: free)
+    monkeypatch.setattr("mismatch_probe.training_path.rank_sharding.free_memory", lambda device: free)
     assert has_room(llama, Dtype.BF16)
     assert has_room(llama, Dtype.FP32)
     assert not has_room(llama, Dtype.FP64)

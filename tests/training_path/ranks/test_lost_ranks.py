@@ -3,7 +3,7 @@
 import pytest
 
 from mismatch_probe.errors import RankLost
-from mismatch_probe.training_path.ranks.group import lost_ranks_named
+from mismatch_probe.training_path.rank_group import lost_ranks_named
 
 CRASHED = (
     "[pair.cc:552] Connection closed by peer [127.0.0.1]:3412. This is typically caused by a remote worker crashing."

@@ -20,10 +20,10 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
 from mismatch_probe.provenance.checkpoint import num_parameters
+from mismatch_probe.training_path import rank_group
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.memory import free_memory
 from mismatch_probe.training_path.observation import short_pass_ids
-from mismatch_probe.training_path.ranks import group
 
 _DIVIDED: Final = {
     "num_attention_heads": "attention heads",
@@ -42,10 +42,10 @@ def require_group(settings: TrainingPathSettings) -> None:
     Raises:
         UsageError: the settings ask for ranks, and this process is not one of so many.
     """
-    if settings.num_ranks is not None and settings.num_ranks != group.size():
+    if settings.num_ranks is not None and settings.num_ranks != rank_group.size():
         raise UsageError(
-            f"the training path is to run over {settings.num_ranks} ranks, and this command runs it on {group.size()}; "
-            "use `compare`, or leave ranks and tensor_parallel unset"
+            f"the training path is to run over {settings.num_ranks} ranks, and this command runs it on "
+            f"{rank_group.size()}; use `compare`, or leave ranks and tensor_parallel unset"
         )
 
 
@@ -210,25 +210,25 @@ class WholePass:
         Raises:
             EngineError: its logits are not as wide as its vocabulary, or differ from those of the complete model.
         """
-        with group.lost_ranks_named():
+        with rank_group.lost_ranks_named():
             logits_SV = _short_logits(model)
         embeddings: Any = model.get_input_embeddings()
         if logits_SV.shape[-1] != embeddings.weight.shape[0]:
             raise EngineError(
-                f"over {group.size()} ranks {type(model).__name__} gives {logits_SV.shape[-1]} logits for a vocabulary "
-                f"of {embeddings.weight.shape[0]}; leave ranks and tensor_parallel unset, or upgrade transformers"
+                f"over {rank_group.size()} ranks {type(model).__name__} gives {logits_SV.shape[-1]} "
+                f"logits for a vocabulary of {embeddings.weight.shape[0]}; leave ranks and tensor_parallel unset, or "
+                "upgrade transformers"
             )
         comparison = AgainstWhole(None, self.why_not)
         if self.logits_SV is not None:
             comparison = AgainstWhole(_relative_difference_of(logits_SV, self.logits_SV))
-        comparison = group.from_first(comparison)
+        comparison = rank_group.from_first(comparison)
         largest = _LARGEST_16_BIT if dtype.rounds_coarsely else _LARGEST_FP32
         if comparison.difference is not None and not comparison.difference <= largest:
             raise EngineError(
-                f"{type(model).__name__} over {group.size()} ranks, {settings.tensor_parallel} to a product, gives "
-                f"other logits than held by one process: they differ by {comparison.difference:.2g} of their size; "
-                "leave "
-                "ranks and tensor_parallel unset, or upgrade transformers"
+                f"{type(model).__name__} over {rank_group.size()} ranks, {settings.tensor_parallel} to a product, "
+                f"gives other logits than held by one process: they differ by {comparison.difference:.2g} of their "
+                "size; leave ranks and tensor_parallel unset, or upgrade transformers"
             )
         return comparison
 
@@ -242,7 +242,7 @@ def whole_pass(
     """
     if settings.num_ranks is None:
         return None
-    if group.rank() != 0:
+    if rank_group.rank() != 0:
         return WholePass(None, None)
     precision = "weights" if settings.precision == "fsdp" else settings.precision
     one_rank = settings.model_copy(update={"ranks": None, "tensor_parallel": 1, "precision": precision})

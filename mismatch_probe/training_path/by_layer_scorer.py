@@ -18,12 +18,12 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.stored_tensors import stored_quantization
-from mismatch_probe.records.atomic import replacing
+from mismatch_probe.records.files import replacing
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.attention import choose_reference_attention, use_reference_kernels
 from mismatch_probe.training_path.batching import PAD_ID, ChunkedHead, in_order, pad_batch
-from mismatch_probe.training_path.by_layer.model import LayeredModel, behind_layers, others_handing_on, through_layer
+from mismatch_probe.training_path.by_layer_model import LayeredModel, behind_layers, others_handing_on, through_layer
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.scorer import Scorer

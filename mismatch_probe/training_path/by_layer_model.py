@@ -26,7 +26,7 @@ from mismatch_probe.provenance.checkpoint import safetensors_header, weight_file
 from mismatch_probe.provenance.stored_tensors import stored_quantization
 from mismatch_probe.training_path.arithmetic import is_16_bit
 from mismatch_probe.training_path.batching import forward_exchanged
-from mismatch_probe.training_path.by_layer.stored import (
+from mismatch_probe.training_path.fit import (
     NO_LAYER,
     StoredParts,
     Tensors,

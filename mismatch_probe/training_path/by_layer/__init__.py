@@ -1,1 +1,0 @@
-"""The reference for checkpoints larger than memory: one decoder layer's weights at a time, over all responses."""
