@@ -35,26 +35,47 @@ def import_log(
     flag_values: dict[str, Any],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A log: a file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
-    format: options.LogFormat = None,
+    format: Annotated[str | None, typer.Option(help=options.LOG_FORMAT_HELP, rich_help_panel=options.MADE)] = None,
     train_dtype: Annotated[
-        str | None, typer.Option(help=f"Dtype that the trainer computed in: {options.DTYPES}.")
+        str | None,
+        typer.Option(help=f"Dtype that the trainer computed in: {options.DTYPES}.", rich_help_panel=options.MADE),
     ] = None,
-    infer_dtype: Annotated[str | None, typer.Option(help="Dtype that the sampler computed in.")] = None,
+    infer_dtype: Annotated[
+        str | None, typer.Option(help="Dtype that the sampler computed in.", rich_help_panel=options.MADE)
+    ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of both sides' log-probs, where the log does not say it.")
+        float | None,
+        typer.Option(
+            help="Temperature of both sides' log-probs, where the log does not say it.", rich_help_panel=options.MADE
+        ),
     ] = None,
     ref_is_fp32: Annotated[
-        bool, typer.Option("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy.")
+        bool,
+        typer.Option(
+            "--ref-is-fp32",
+            help="The log's reference is the same policy in FP32, not another policy.",
+            rich_help_panel=options.MADE,
+        ),
     ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Analyse so many sampled tokens, of whole prompts chosen at random.")
-    ] = None,
     step: Annotated[
         int | None,
-        typer.Option(help="With --model: explain, and score, the responses of this step, whose weights it has."),
+        typer.Option(
+            help="With --model: explain, and score, the responses of this step, whose weights it has.",
+            rich_help_panel=options.SIDES,
+        ),
     ] = None,
     scored: Annotated[
-        Path | None, typer.Option(help="With --model: run directory for what the log lacks, computed as `score` does.")
+        Path | None,
+        typer.Option(
+            help="With --model: run directory for what the log lacks, computed as `score` does.",
+            rich_help_panel=options.SIDES,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Analyse so many sampled tokens, of whole prompts chosen at random."
+        ),
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
