@@ -17,6 +17,8 @@ from mismatch_probe.errors import UsageError
 
 _SEED: Final = "seed"
 _BETWEEN: Final = "/"
+_OF_ALL_CELLS: Final = ("model.", "task.reward", "engine", "infer")
+"""Beginnings of settings that no grid varies."""
 
 OneOf = Annotated[tuple[Any, ...], ListAsTuple]
 
@@ -43,6 +45,17 @@ class GridSettings(Settings):
     @classmethod
     def _with_both_dtypes(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_BETWEEN.join(_both_dtypes(value)) for value in values)
+
+    @field_validator("further")
+    @classmethod
+    def _runs_no_code(cls, axes: dict[str, OneOf]) -> dict[str, OneOf]:
+        for name in axes:
+            if name.startswith(_OF_ALL_CELLS):
+                raise ValueError(
+                    f"{name} can run code or name a server, which a run directory may not give back; set it for all "
+                    "cells, outside of the grid"
+                )
+        return axes
 
     def axes(self) -> dict[str, Sequence[Any]]:
         """The values of each axis that has any, but the seeds."""

@@ -84,6 +84,7 @@ def test_cells_that_differ_in_their_seed_alone_are_a_variant() -> None:
         ([{"precison": ["bf16"]}], "'precison' is unknown; did you mean 'precision'"),
         ([{"seed": [-1]}], "seed"),
         ([{"precision": ["bf16", "fp64"]}], "cell fp64-fp64.seed-0"),
+        ([{"further": {"task.reward": ["module:function"]}}], "set it for all cells, outside of the grid"),
         ([{"objective": ["grpo"], "seed": [0]}, {"objective": ["gspo"], "further": {"steps": ["x"]}}], "steps"),
     ],
 )
