@@ -33,7 +33,16 @@ _ACCURACY: Final = "reward/solved_share"
 _MEANS: Final = (
     *("reward_first", "reward_last", "reward_best", "reward_pi_last", "accuracy_last", "accuracy_pi_last"),
     *("reward_gap", "accuracy_gap", "kl_first", "kl_last", "kl_all", "prob_diff_lowest", "prob_diff_highest"),
-    *("pass_step", "collapse_step", "growth_step", "lead_steps", "step_seconds", "score_seconds", "learn_seconds"),
+    *(
+        "pass_step",
+        "collapse_step",
+        "growth_step",
+        "lead_steps",
+        "step_seconds",
+        "score_seconds",
+        "learn_seconds",
+        "score_over_learn",
+    ),
     *("sampled_tokens_per_second", "scored_tokens_per_second", "learned_tokens_per_second"),
     *("clipped_share", "rejected_share", "effective_share"),
 )
@@ -162,6 +171,7 @@ def _numbers(course: Course) -> dict[str, Any]:
         "lead_steps": None if collapse is None or growth is None else collapse - growth,
         "skipped_updates": summary.skipped_updates,
         "guards": summary.guards,
+        "score_over_learn": _median(course.metric("time/score_seconds") / course.metric("time/learn_seconds")),
         **{name: _median(course.metric(metric)) for name, metric in _MEDIANS.items()},
         **{name: finite_mean(course.metric(metric)) for name, metric in _SHARES.items()},
     }
@@ -267,19 +277,26 @@ def _mean_over_seeds(cells: Sequence[CellResult], name: str) -> OverSeeds | None
 
 
 def _ratios(groups: Mapping[str, Sequence[CellResult]]) -> Iterator[VariantRatio]:
-    """Of the first variant over each other one."""
+    """Of each variant's counterpart over it: the first one that differs in its dtypes alone, or else the first."""
     labels = list(groups)
-    for other in labels[1:]:
-        first, second = groups[labels[0]], groups[other]
+    for number, other in enumerate(labels[1:], 1):
+        alike = [label for label in labels[:number] if _rule(groups[label][0]) == _rule(groups[other][0])]
+        label = (alike or labels)[0]
+        first, second = groups[label], groups[other]
         axes = {**first[0].axes, **second[0].axes}
         differing = [name for name in axes if first[0].axes.get(name) != second[0].axes.get(name)]
         yield VariantRatio(
-            of=labels[0],
+            of=label,
             over=other,
             first=_ratio(first, second, "kl_first"),
             last=_ratio(first, second, "kl_last"),
             differs_in=[name for name in differing if name not in ("precision", "seed")],
         )
+
+
+def _rule(cell: CellResult) -> dict[str, str]:
+    """What a variant learns by: its axes but the dtypes."""
+    return {name: words for name, words in cell.axes.items() if name not in ("precision", "seed")}
 
 
 def _ratio(cells: Sequence[CellResult], others: Sequence[CellResult], name: str) -> OverSeeds | None:

@@ -135,7 +135,7 @@ def grid_forecast_answer(forecast: AblationForecast) -> Answer:
         if variant.memory is not None
     ]
     lines.append(
-        "Responses are counted at --max-new-tokens, learning as three forward passes; without syncs, probes, checkpoints"
+        "Responses are counted at --max-new-tokens, learning as three forward passes; syncs and probes come on top"
     )
     total, cells = forecast.total, write_many(sum(variant.cells for variant in forecast.variants), "cell")
     headline = f"How long {cells} take cannot be estimated."

@@ -115,11 +115,6 @@ class Ablation:
             parse_settings(GridSettings, table if isinstance(table, Mapping) else {"grid": table}, "the grid")
             for table in (tables if isinstance(tables, list | tuple) else [tables])
         ]
-        if not any(grid.axes() or grid.seed for grid in grids):
-            raise UsageError(
-                "the grid is empty: nothing would vary; give --precision, --objective, --seed or another of its flags "
-                "more than once, or a table [grid] in --config"
-            )
         sanity = None if values.get("sanity") is None else parse_settings(SanitySettings, values["sanity"])
         varying = _varying_axes(grids)
         cells: dict[str, GridCell] = {}
@@ -129,6 +124,11 @@ class Ablation:
                     f"two cells of the grid are called {cell.name} and have other settings; give every grid of the "
                     "file the same axes"
                 )
+        if len(cells) < 2:
+            raise UsageError(
+                "nothing varies in the grid; give --precision, --objective, --seed or another of its flags more than "
+                "once, or a table [grid] in --config, or run the one cell with `train`"
+            )
         seeds = list(dict.fromkeys(cell.settings.seed for cell in cells.values()))
         in_order = sorted(cells.values(), key=lambda cell: seeds.index(cell.settings.seed))
         return cls(in_order, sanity, dict(values))

@@ -82,6 +82,8 @@ class CellResult(Record):
     """Of these, in the forward pass that corrections need."""
     learn_seconds: float | None = None
     """Of these, in the forward and backward passes of all updates."""
+    score_over_learn: float | None = None
+    """The time of that pass over the time of learning: a third where a backward pass takes twice a forward one."""
     sampled_tokens_per_second: float | None = None
     scored_tokens_per_second: float | None = None
     learned_tokens_per_second: float | None = None

@@ -23,16 +23,7 @@ GRID = (
     *("--precision", "bf16", "--precision", "fp32"),
 )
 FIRST, SECOND = "bf16-bf16.seed-0", "fp32-fp32.seed-0"
-REWARD = """
-from pathlib import Path
-
-def picky(prompt, response, answer):
-    place = Path(__file__).with_name("was-called")
-    if not place.exists():
-        place.touch()
-        raise ValueError("a planted fault")
-    return float(len(response) % 2 == 0)
-"""
+REWARD = ("--reward", "tests.ablate.planted_rewards:picky")
 
 
 def ablate(*words: object, code: ExitCode = ExitCode.PASS, **how: Any) -> Answer:
@@ -85,15 +76,13 @@ def test_a_cell_alone_gives_the_same_numbers(complete_run: Path, tmp_path: Path)
 
 
 def test_a_cell_that_breaks_is_recorded_with_its_reason_and_the_next_one_runs(tmp_path: Path) -> None:
-    (tmp_path / "planted_rewards.py").write_text(REWARD, encoding="utf-8")
-    run, reward = tmp_path / "run", ("--reward", "planted_rewards:picky")
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    answer = ablate(*GRID, *reward, "--out", run, code=ExitCode.ENVIRONMENT, environment=environment)
+    run, environment = tmp_path / "run", {"FIRST_CALL": str(tmp_path / "called")}
+    answer = ablate(*GRID, *REWARD, "--out", run, code=ExitCode.ENVIRONMENT, environment=environment)
     assert cell_states(run) == {FIRST: "broken", SECOND: "finished"}
     assert "a planted fault" in answer.stdout
     refusal = ablate("--resume", "--out", run, code=ExitCode.USAGE, environment=environment).stderr
-    assert "--reward planted_rewards:picky" in refusal
-    ablate("--resume", "--out", run, *reward, environment=environment)
+    assert " ".join(REWARD) in refusal
+    ablate("--resume", "--out", run, *REWARD, environment=environment)
     assert cell_states(run) == {FIRST: "finished", SECOND: "finished"}
 
 
@@ -104,9 +93,9 @@ def test_a_wrong_cell_ends_the_command_before_any_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_grid_is_refused(tmp_path: Path) -> None:
+def test_a_grid_in_which_nothing_varies_is_refused(tmp_path: Path) -> None:
     refusal = ablate("--model", "demo", "--out", tmp_path / "run", code=ExitCode.USAGE).stderr
-    assert "the grid is empty: nothing would vary" in refusal
+    assert "nothing varies in the grid" in refusal
     assert len(refusal.strip().splitlines()) == 1
 
 

@@ -28,7 +28,7 @@ from mismatch_probe.report.sections.ablation import (
     CELL_BADGES,
     ablation_sections,
     cell_label,
-    collapse_sentences,
+    collapse_summary,
     seeds_mean,
     variant_column,
     write_over_seeds,
@@ -48,6 +48,7 @@ _MOST_CURVES: Final = 8
 
 def ablation_answer(result: AblationResult, manifest: AblationManifest | None = None, courses: Courses = ()) -> Answer:
     """`manifest` and `courses` are for a page: provenance, and the curves of the variants."""
+    remarks = [*map(_ratio_sentence, result.ratios)]
     return Answer(
         subject="ablation",
         model=", ".join(result.models),
@@ -60,12 +61,12 @@ def ablation_answer(result: AblationResult, manifest: AblationManifest | None = 
         ],
         table=_overview(result),
         footnote=_ablation_footnote(result),
-        remarks=[*map(_ratio_sentence, result.ratios)],
+        remarks=remarks,
         figure=_ablation_figure(courses),
         sections=[] if manifest is None else ablation_sections(result, manifest),
         screen=[
             _overview(result),
-            Lines([*collapse_sentences(result), *map(_ratio_sentence, result.ratios), *_ending_sentences(result)]),
+            Lines([*filter(None, [collapse_summary(result)]), *remarks, *_ending_sentences(result)]),
         ],
     )
 
