@@ -27,8 +27,10 @@ from mismatch_probe.report.training.course import Course, read_courses
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, finite_mean, summarise_course
 from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio
 from mismatch_probe.stats.results import LEVEL
-from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.stats.sequences import Floats, Mask
 
+_FEW_STEPS: Final = 3
+"""By which a step is placed: so few that what comes first can be told, and enough that a single leap is none."""
 _ACCURACY: Final = "reward/solved_share"
 _MEANS: Final = (
     *("reward_first", "reward_last", "reward_best", "reward_pi_last", "accuracy_last", "accuracy_pi_last"),
@@ -196,27 +198,33 @@ def _windows(values: Floats, window: int) -> Floats:
 
 
 def collapse_step(steps: Floats, rewards: Floats, window: int) -> int | None:
-    """The step from which on the mean reward of `window` steps stays below half of the best such mean before.
+    """The step from which on the mean reward of three steps stays below half of the best such mean before.
 
-    steps, rewards: [steps]; a reward that is no number counts as 0. None where the run does not end so low.
+    steps, rewards: [steps]; a reward that is no number counts as 0. None where the last `window` steps are not so low.
     """
     if len(rewards) <= window:
         return None
-    means = _windows(np.where(np.isfinite(rewards), rewards, 0.0), window).mean(axis=1)
-    best = np.maximum.accumulate(means)
-    is_low = (means < COLLAPSED_BELOW * best) & (best > 0)
-    if not is_low[-1]:
+    numbers = np.where(np.isfinite(rewards), rewards, 0.0)
+    short = min(window, _FEW_STEPS)
+    of_window, of_few = (_is_low(_windows(numbers, width).mean(axis=1)) for width in (window, short))
+    if not (of_window[-1] and of_few[-1]):
         return None
-    first = int(np.flatnonzero(~is_low)[-1]) + 1
-    return int(steps[first + window - 1])
+    first = int(np.flatnonzero(~of_few)[-1]) + 1
+    return int(steps[first + short - 1])
+
+
+def _is_low(means: Floats) -> Mask:
+    best = np.maximum.accumulate(means)
+    return np.asarray((means < COLLAPSED_BELOW * best) & (best > 0))
 
 
 def growth_step(steps: Floats, mismatch: Floats, window: int) -> int | None:
-    """The first step whose median KL over `window` steps is above three times that of the first ones; None where none
-    is. What is not finite counts as infinite.
+    """The first step whose median KL over three steps is above three times that of the first ones; None where none is.
+    What is not finite counts as infinite. A run has more than `window` steps.
     """
     if len(mismatch) <= window:
         return None
+    window = min(window, _FEW_STEPS)
     medians = np.median(_windows(np.where(np.isfinite(mismatch), mismatch, np.inf), window), axis=1)
     above = np.flatnonzero(medians > GROWN_ABOVE * medians[0])
     return int(steps[above[0] + window - 1]) if len(above) and np.isfinite(medians[0]) else None

@@ -70,9 +70,9 @@ class CellResult(Record):
     pass_step: int | None = None
     """Where accuracy first was above 95 %: of a sanity test over all its problems, else the mean of `window` steps."""
     collapse_step: int | None = None
-    """From this step on the mean reward of `window` steps stays below half of the best before."""
+    """From this step on the mean reward of three steps stays below half of the best before."""
     growth_step: int | None = None
-    """The first step whose mean KL over `window` steps is above three times that of the first ones."""
+    """The first step whose median KL over three steps is above three times that of the first ones."""
     lead_steps: int | None = None
     """Steps from the growth of the mismatch to the collapse; negative where it came after."""
     skipped_updates: int = 0

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 GRID = (
     *("--model", "demo", "--task", "sums:terms=3", "--num-problems", "8", "--objective", "pg-seq-is"),
-    *("--prompts-per-step", "4", "--samples-per-prompt", "2", "--max-new-tokens", "24"),
+    *("--prompts-per-step", "4", "--samples-per-prompt", "2", "--max-new-tokens", "40"),
     *("--learning-rate", "1e-4", "--checkpoint-every", "2", "--steps", "4"),
     *("--precision", "bf16", "--precision", "fp32"),
 )

@@ -152,8 +152,8 @@ def _early_warning(result: AblationResult) -> Section:
     return Section(
         "early-warning",
         "Does the mismatch grow before a collapse?",
-        f"Grown: the median KL of the window is above {GROWN_ABOVE:g} times that of the first one. Collapsed: from "
-        f"this step on the mean reward of the window stays below {write_percent(COLLAPSED_BELOW)} of the best before.",
+        f"Grown: the median KL of three steps is above {GROWN_ABOVE:g} times that of the first three. Collapsed: from "
+        f"this step on the mean reward of three steps stays below {write_percent(COLLAPSED_BELOW)} of the best before.",
         blocks,
     )
 
