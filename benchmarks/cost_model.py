@@ -189,7 +189,8 @@ def timed(command: list[str]) -> tuple[float, int]:
 
 def _below(root: psutil.Process) -> list[psutil.Process]:
     try:
-        return root.children(recursive=True)
+        below: list[psutil.Process] = root.children(recursive=True)
+        return below
     except psutil.NoSuchProcess:
         return []
 

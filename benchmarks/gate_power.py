@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.coverage import DESIGNS, UNLIKE_PROMPTS, Design, draw
+from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import pair_text, read_samples
 from mismatch_probe.difference.versus import part_of
 from mismatch_probe.dtypes import Dtype
@@ -86,7 +87,7 @@ class Source:
     name: str
     design: int | None = None
     run: Path | None = None
-    pair: tuple[Dtype, Dtype] | None = None
+    pair: PairName | None = None
 
     def sample(self, num_sequences: int, random: np.random.Generator) -> TokenPair:
         if self.design is not None:

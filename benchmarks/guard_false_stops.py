@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pool
+from multiprocessing.pool import Pool
 
 import numpy as np
 

@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--what", nargs="*", choices=("clean", "faults"), default=("clean", "faults"))
     parser.add_argument("--only", nargs="*", default=[""], help="runs with one of these words in their name")
-    parser.add_argument("--dtype", type=Dtype, default=Dtype.FP16)
+    parser.add_argument("--dtype", type=Dtype.parse, default=Dtype.FP16)
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run, from its onset on")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after as many seconds")
     arguments = parser.parse_args()

@@ -50,8 +50,9 @@ def hidden_settings(log_pi: Floats) -> Iterator[tuple[str, Floats]]:
 
 
 def softmax(logits: Floats) -> Floats:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+    weights: Floats = np.exp(logits - logits.max())
+    shares: Floats = weights / weights.sum()
+    return shares
 
 
 def fired_steps(surprise: Floats, error: float, drawn: Floats, steps: int, seed: int) -> list[int]:

@@ -98,7 +98,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
     problems = ProblemSet(TASKS["sums"], TermRange(3, 3), seed=0)
     questions = [[{"role": "user", "content": problems.problem(row).question}] for row in range(options.prompts)]
-    prompts = tokenizer.apply_chat_template(
+    prompts: Any = tokenizer.apply_chat_template(
         questions, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
     prompts.pop("token_type_ids", None)

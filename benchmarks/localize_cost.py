@@ -74,7 +74,9 @@ def _engine(checkpoint: str, scratch: Path) -> dict[str, float]:
 def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
     batches, times, folder, cpu = _batches(), {}, Path(checkpoint), torch.device("cpu")
     model, arithmetic = load_training_model(folder, Dtype.BF16, SETTINGS, cpu, trust_remote_code=False)
-    reference = load_reference_model(folder, Dtype.FP32, SETTINGS, cpu, rounded_to=None, trust_remote_code=False)
+    reference, reference_arithmetic, _ = load_reference_model(
+        folder, Dtype.FP32, SETTINGS, cpu, rounded_to=None, trust_remote_code=False
+    )
 
     def score(model: Any, arithmetic: Any) -> None:
         with arithmetic.active():
@@ -82,7 +84,7 @@ def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
                 score_pass(BatchPass.run(model, batch))
 
     times["pi plain"] = _fastest(lambda _: score(model, arithmetic))
-    times["reference plain"] = _fastest(lambda _: score(*reference))
+    times["reference plain"] = _fastest(lambda _: score(reference, reference_arithmetic))
     for name, modules in (("blocks", False), ("modules", True)):
         store = ActivationStore(scratch / name)
 
@@ -90,7 +92,7 @@ def _training(checkpoint: str, scratch: Path) -> dict[str, float]:
             record_training(model, arithmetic, batches, ActivationStore(folder), modules=modules)
 
         def walk(_: Path, modules: bool = modules, store: ActivationStore = store) -> None:
-            ReferenceWalk(*reference, store, modules=modules).run(batches)
+            ReferenceWalk(reference, reference_arithmetic, store, modules=modules).run(batches)
 
         times[f"pi {name}"] = _fastest(record)
         record(store.root)

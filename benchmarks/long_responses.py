@@ -9,7 +9,7 @@ script does. So no way of scoring takes less processor time than these kernels: 
 
 import argparse
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -52,7 +52,7 @@ class KernelSeconds(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class Cost:
     """Seconds of the processor: all of them, and those in kernels."""
 
     processor: float
-    kernels: Counter[str]
+    kernels: dict[str, float]
 
 
 def responses(count: int) -> list[TokenSequence]:

@@ -157,7 +157,7 @@ def main() -> None:
     os.environ |= dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(2**17))
     publish: Path | None = parser.parse_args().publish
     measured: dict[str, list[Measured]] = {way: [] for way in WAYS}
-    sizes = []
+    sizes: list[Architecture] = []
     with TemporaryDirectory() as home:
         for number, (hidden, layers) in enumerate(SIZES):
             folder = make_checkpoint(

@@ -90,11 +90,13 @@ def run(name: str, folder: Path) -> None:
             self.moved: list[bool] = []
             self.finite: list[bool] = []
 
-        def on_step_begin(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        def on_step_begin(self, *_: Any, **what: Any) -> None:
+            model: torch.nn.Module = what["model"]
             self.before = [parameter.detach().clone() for parameter in model.parameters()]
             self.since = time.process_time()
 
-        def on_step_end(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        def on_step_end(self, *_: Any, **what: Any) -> None:
+            model: torch.nn.Module = what["model"]
             self.seconds.append(time.process_time() - self.since)
             now = list(model.parameters())
             self.finite.append(all(bool(parameter.isfinite().all()) for parameter in now))
@@ -295,7 +297,7 @@ def drawn_lines(scratch: Path) -> list[str]:
 
 def seconds(name: str, scratch: Path) -> float:
     """Of a step of a run, the median after the first ones."""
-    return statistics.median(in_its_process(name, scratch)["seconds"][WARM_UP:])
+    return float(statistics.median(in_its_process(name, scratch)["seconds"][WARM_UP:]))
 
 
 def cost_lines(scratch: Path) -> list[str]:

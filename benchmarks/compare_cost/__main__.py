@@ -59,10 +59,11 @@ def measured(command: list[str]) -> tuple[float, float, int, str]:
 def script_cost(name: str, model: str, dtype: Dtype, prompts: Path, max_new_tokens: int) -> Cost:
     command = [sys.executable, str(HERE / f"{name}.py"), "--model", model, "--dtype", dtype.torch_name]
     command += ["--prompts", str(prompts), "--max-new-tokens", str(max_new_tokens)]
-    *command_figures, output = measured(command)
+    wall, processor, peak_bytes, output = measured(command)
     answer = json.loads(output.splitlines()[-1])
     seconds, tokens = answer["seconds"], answer["tokens"]
-    return Cost(*command_figures, *(seconds[phase] / tokens for phase in ("generation", "scoring", "reference")))
+    phases = (seconds[phase] / tokens for phase in ("generation", "scoring", "reference"))
+    return Cost(wall, processor, peak_bytes, *phases)
 
 
 def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_new_tokens: int, folder: Path) -> Cost:
@@ -74,10 +75,10 @@ def compare_cost(model: str, dtype: Dtype, source: str, num_prompts: int, max_ne
     out = folder / "run"
     command = [sys.executable, "-m", "mismatch_probe", "compare", "--model", model, "--dtype", dtype, "--out", str(out)]
     command += ["--config", str(config), "--prompts", source, "--num-prompts", str(num_prompts)]
-    *command_figures, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
+    wall, processor, peak_bytes, _ = measured([*command, "--max-new-tokens", str(max_new_tokens)])
     stages = RunDirectory(out).read_manifest().stages
     phases = [stages[name] for name in (f"sample-{dtype}", f"score-train-{dtype}", "score-ref-fp32")]
-    return Cost(*command_figures, *(stage.seconds / stage.tokens for stage in phases))
+    return Cost(wall, processor, peak_bytes, *(stage.seconds / stage.tokens for stage in phases))
 
 
 def row(name: str, ours: list[Cost], theirs: list[Cost]) -> str:

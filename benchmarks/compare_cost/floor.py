@@ -8,6 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -45,7 +46,8 @@ def main() -> None:
     params = SamplingParams(
         temperature=1.0, max_tokens=arguments.max_new_tokens, logprobs=1, flat_logprobs=True, detokenize=False
     )
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    requests: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = llm.generate(requests, params)
     seconds["generation"] = time.monotonic() - start
     sequences = sorted(
         (prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)), key=len

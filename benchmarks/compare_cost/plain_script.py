@@ -8,6 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
@@ -41,7 +42,8 @@ def main() -> None:
 
     start = time.monotonic()
     params = SamplingParams(temperature=1.0, max_tokens=arguments.max_new_tokens, logprobs=1)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    requests: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs: Any = llm.generate(requests, params)
     responses = [list(output.outputs[0].token_ids) for output in outputs]
     engine_logprobs = [
         [entry[token].logprob for entry, token in zip(output.outputs[0].logprobs, response, strict=True)]

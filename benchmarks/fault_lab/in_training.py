@@ -148,18 +148,19 @@ def padding_by(pad: Callable[..., PaddedBatch]) -> Iterator[None]:
     Raises:
         AssertionError: no pass did, so that nothing was injected.
     """
-    own, num_calls = passes.pad_batch, 0
+    module: Any = passes
+    own, num_calls = module.pad_batch, 0
 
     def counted(batch: Sequence[TokenSequence], **kwargs: Any) -> PaddedBatch:
         nonlocal num_calls
         num_calls += any(sequence.id for sequence in batch)  # a scorer's rehearsal has none
         return pad(batch, **kwargs)
 
-    passes.pad_batch = counted
+    module.pad_batch = counted
     try:
         yield
     finally:
-        passes.pad_batch = own
+        module.pad_batch = own
     assert num_calls, "the passes of the training path no longer pad by `passes.pad_batch`"
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import MixtralConfig
+from transformers.models.mixtral import MixtralConfig
 
 from benchmarks.localize_faults.faults import Fault
 from benchmarks.localize_faults.lab import REAL_NEW_TOKENS, REAL_PROMPTS, Trial, Workload, run_model

@@ -179,7 +179,8 @@ def _change_vllm(fault: Fault, model: Any, mean_square: float) -> Callable[[], A
     if fault.kind == "router":
         layer = layers[fault.layer]
         router = (layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe).gate
-        return router.register_forward_hook(exact_logits(router)).remove
+        remove: Callable[[], Any] = router.register_forward_hook(exact_logits(router)).remove
+        return remove
     caches: dict[Any, Tensor] = {}
     for rotary in {layer.self_attn.rotary_emb for layer in layers}:
         caches[rotary] = rotary.cos_sin_cache.clone()

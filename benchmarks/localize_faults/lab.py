@@ -94,7 +94,7 @@ class Workload:
     @classmethod
     def of_chats(cls, folder: Path, prompts: Path, num_prompts: int, new_tokens: int) -> Self:
         """The first prompts of a file, as a real checkpoint's own template writes them."""
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()[:num_prompts]]
         if not tokenizer.chat_template:
             return cls([tokenizer(text).input_ids for text in texts], new_tokens)

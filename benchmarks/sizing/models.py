@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.llama import LlamaConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3_moe import Qwen3MoeConfig
 
 from mismatch_probe.compare.cost.roofline import Architecture
 from mismatch_probe.training_path.timing import count_forward

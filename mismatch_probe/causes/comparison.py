@@ -236,6 +236,16 @@ class Code(Catalogued):
         in_short="Change the block size",
         is_in_the_model=True,
     )
+    ONSET = Mismatch(
+        "{side} departs from place {place} of the context on{what}.",
+        "Look at what ends there: a sliding window, the top-k of a sparse index, a rope or cache limit; or, before the "
+        "longest context, draft tokens that run beyond max_model_len. Change that limit: the place moves with its "
+        "cause.",
+        name="onset",
+        rank=CauseRank.PLACE,
+        in_short="Change the limit there",
+        is_in_the_model=True,
+    )
     PACKING = Mismatch(
         "{side} departs from its declared settings: {what}.",
         name="packing",
@@ -321,6 +331,7 @@ ARRAYS_IN_ORDER: Final[tuple[Sign, ...]] = (
     Code.LABEL_OFFSET,
     Code.MISPAIRED,
     Code.PERIOD,
+    Code.ONSET,
     Code.TRUNCATED_SUPPORT,
     (Code.ONE_SIDED_DTYPE, "grid"),
     Code.TEMPERATURE,

@@ -146,6 +146,77 @@ class LogCode(Catalogued):
         name="turns_broken",
         level=Level.WARNING,
     )
+    EXPERTS = OfLog(
+        "the sampler's experts are recorded in {layers}, {chosen} a token, at {share} of the places that a trainer "
+        "would replay{empty}",
+        name="experts",
+        level=Level.NOTE,
+    )
+    EXPERTS_MISFIT = OfLog(
+        "the sampler's experts have other numbers of tokens, layers or experts than the ids they belong to in {number} "
+        "of {total} responses, the first in {first}: nothing of them can be replayed",
+        name="experts_misfit",
+        level=Level.WARNING,
+    )
+    EXPERTS_MISSING = OfLog(
+        "the sampler's experts are missing (absent, or 0 throughout) at {missing} of {total} places that a trainer "
+        "would replay ({share}): it chooses its own there, or takes expert 0{first}",
+        name="experts_missing",
+        level=Level.WARNING,
+    )
+    EXPERTS_INVALID = OfLog(
+        "the sampler's experts have numbers that are no experts at {number} places ({share}), the first in {first}",
+        name="experts_invalid",
+        level=Level.WARNING,
+        variants={
+            "repeated": Words(
+                "the sampler's experts name one expert twice for a token and layer at {number} places ({share}), the "
+                "first in {first}"
+            )
+        },
+    )
+    EXPERTS_SHIFTED = OfLog(
+        "the sampler's experts stand one token too {late}: like tokens share {own} of their experts as the rows stand, "
+        "and {best} if these are shifted by one; a trainer that replays them takes each token's from its neighbour",
+        name="experts_shifted",
+        level=Level.WARNING,
+        variants={
+            "layers": Words(
+                "the sampler's experts are recorded in {present}, and the checkpoint has experts in {layers}: a replay "
+                "by number takes them from other layers"
+            )
+        },
+    )
+    KEPT_SETS = OfLog(
+        "sets that tokens were drawn from are recorded for {share} of the sampled tokens; {inside} of the sets hold "
+        "their token",
+        name="kept_sets",
+        level=Level.NOTE,
+    )
+    KEPT_SETS_BROKEN = OfLog(
+        "the sets that tokens were drawn from do not hold their token in {number} of {total} places ({share}){late}, "
+        "the first in {first}: a trainer that renormalises over them gives the token no probability",
+        name="kept_sets_broken",
+        level=Level.WARNING,
+        variants={
+            "misfit": Words(
+                "the sets that tokens were drawn from are fewer or more than the tokens in {number} of {total} "
+                "responses, the first in {first}"
+            )
+        },
+    )
+    KEPT_SETS_UNUSED = OfLog(
+        "the {side}'s log-probs are not those within the recorded sets: of tokens alone in their sets, whose log-prob "
+        "is 0 there, {number} of {total} ({share}) have less",
+        name="kept_sets_unused",
+        level=Level.WARNING,
+        variants={
+            "mass": Words(
+                "the sampler's probabilities within the recorded sets do not add up to 1 in {number} of {total} sets "
+                "(on average {mass}): they were not renormalised over what was kept"
+            )
+        },
+    )
     HALF_WRITTEN = OfLog(
         "line {line}, the last of {file}, is cut off: the lines before it are read, and it is left out",
         name="half_written",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mismatch_probe.engines.token_text import TokenTexts
     from mismatch_probe.importing.run import Log
     from mismatch_probe.logs import Format, LogFinding, Source
+    from mismatch_probe.logs.choices import ExpertLayout
     from mismatch_probe.logs.metric_files import MetricLog
     from mismatch_probe.records.manifest import LogFile
     from mismatch_probe.records.run_directory import RunDirectory
@@ -102,7 +103,8 @@ def import_log(
     try:
         with progress_line(console) as line:
             count = _Count(line, log_format.sources(source))
-            run = import_log(_log(log_format, source, count), settings, out, count.add, count.end, texts)
+            layout = _layout_by(flag_values)
+            run = import_log(_log(log_format, source, count), settings, out, count.add, count.end, texts, layout)
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
             print_line(console, "What was imported is kept. Continue with:")
@@ -196,6 +198,23 @@ def _texts_by(flag_values: Mapping[str, Any]) -> TokenTexts:
     return TokenTexts(load_tokenizer(folder, trust_remote_code=model.trust_remote_code))
 
 
+def _layout_by(flag_values: Mapping[str, Any]) -> ExpertLayout | None:
+    """What the configuration of --model says of experts; None without one, and of a dense model.
+
+    Raises:
+        UsageError: there is no such checkpoint, or its configuration cannot be read.
+    """
+    from mismatch_probe.config.load import parse_settings
+    from mismatch_probe.config.model import ModelSettings
+    from mismatch_probe.logs.choices import ExpertLayout
+    from mismatch_probe.provenance.checkpoint import read_config
+    from mismatch_probe.tasks import resolve_model
+
+    if "model" not in flag_values:
+        return None
+    return ExpertLayout.of(read_config(resolve_model(parse_settings(ModelSettings, flag_values["model"]))))
+
+
 def _with_checkpoint(
     run: RunDirectory, model: Mapping[str, Any], step: int | None, scored: Path | None, *, json_output: bool
 ) -> ExitCode:
@@ -205,9 +224,10 @@ def _with_checkpoint(
         MismatchProbeError: it cannot be computed; what was imported is kept.
     """
     from mismatch_probe.cli.explain import explain_import, show_explanation
-    from mismatch_probe.cli.output import narration, rescore_with_progress, show_run
+    from mismatch_probe.cli.output import narration, rescore_with_progress, results, show_run
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
     from mismatch_probe.inert import command_line
+    from mismatch_probe.report.answers.explain import experts_sentence
     from mismatch_probe.report.screen import print_command, print_line
 
     warm_up("training", *(() if scored is None else ("engine",)))
@@ -219,6 +239,8 @@ def _with_checkpoint(
         print_line(narration(), "What was imported is kept. Continue with:")
         print_command(narration(), go_on)
         raise
+    if explanation.experts is not None:
+        print_line(results(as_json=json_output), f"experts: {experts_sentence(explanation.experts)}")
     if scored is not None:
         scored_run = open_scoring(run, scored, ScoreRequest(step=step), dict(model))
         rescore_with_progress(scored_run, narration())

@@ -56,13 +56,14 @@ def of_distribution(as_declared: Distribution) -> Iterator[Family]:
                 if distribution != as_declared
             ),
         )
-    if as_declared.is_cut:
+    if as_declared != as_declared.uncut():
+        what = "no cut, not to the recorded sets either" if as_declared.in_sets else "no top-p, top-k or min-p"
         yield Family(
             "nothing cut",
             "distribution",
             (
                 Option(
-                    departure("distribution", Code.TRUNCATED_SUPPORT, "no top-p, top-k or min-p"),
+                    departure("distribution", Code.TRUNCATED_SUPPORT, what),
                     distribution=as_declared.uncut(),
                 ),
             ),

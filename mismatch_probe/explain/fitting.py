@@ -11,6 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from mismatch_probe.config.model import DeclaredPolicy
 from mismatch_probe.explain.judging import Account, Bools, Floats, Judge, LoggedTokens
+from mismatch_probe.records.sequences import KeptSets
 from mismatch_probe.stats.rounding import Floor
 
 _CHUNK_BYTES: Final = 128 * 2**20
@@ -21,29 +22,36 @@ INVERSE_TEMPERATURES: Final = np.linspace(1 / 4, 4, 76)
 
 @dataclass(frozen=True)
 class Distribution:
-    """What is done to logits: divided by the temperature, cut by min-p, top-k and top-p in this order, normalised."""
+    """What is done to logits: divided by the temperature, cut by min-p, top-k and top-p in this order, or to the sets
+    that the log records, normalised.
+    """
 
     temperature: float | None = None
     """None stands for what the log says of each response, where it says several temperatures; 1 where it says none."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    in_sets: bool = False
+    """Cut to the sets that the log records."""
 
     @classmethod
-    def of_policy(cls, policy: DeclaredPolicy, logged_temperature: Floats) -> "Distribution":
-        """logged: the temperature that the log says of each token [T], NaN where none."""
+    def of_policy(cls, policy: DeclaredPolicy, logged_temperature: Floats, *, has_sets: bool = False) -> "Distribution":
+        """logged: the temperature that the log says of each token [T], NaN where none. has_sets: the log records what
+        each token was drawn from, which counts unless the policy declares a cut.
+        """
         temperatures = np.unique(np.where(np.isfinite(logged_temperature), logged_temperature, 1.0))
         temperature = (
             float(temperatures[0]) if policy.temperature is None and len(temperatures) == 1 else policy.temperature
         )
-        return cls(temperature, policy.top_p, policy.top_k, policy.min_p)
+        declared = cls(temperature, policy.top_p, policy.top_k, policy.min_p)
+        return replace(declared, in_sets=True) if has_sets and not declared.is_cut else declared
 
     @property
     def is_cut(self) -> bool:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def uncut(self) -> "Distribution":
-        return replace(self, top_p=1.0, top_k=0, min_p=0.0)
+        return replace(self, top_p=1.0, top_k=0, min_p=0.0, in_sets=False)
 
     def temperatures(self, logged_temperature: Floats) -> Floats:
         """Of each token [T]."""
@@ -70,7 +78,11 @@ def chunk_of_tokens(vocab_size: int) -> int:
 
 
 def log_probs(
-    logits_TV: torch.Tensor, targets_T: torch.Tensor, temperatures_KT: torch.Tensor, cuts: Sequence[Distribution]
+    logits_TV: torch.Tensor,
+    targets_T: torch.Tensor,
+    temperatures_KT: torch.Tensor,
+    cuts: Sequence[Distribution],
+    sets: KeptSets | None = None,
 ) -> torch.Tensor:
     """Log-probs of the targets under each of K distributions [K, T]; a target is never cut away itself.
 
@@ -85,7 +97,25 @@ def log_probs(
         for number in alike:
             is_cut = in_order is not None and cuts[number].is_cut
             columns[number] = own_T - in_order.log_kept_mass(cuts[number]) if in_order and is_cut else own_T
+            if cuts[number].in_sets and sets is not None:
+                columns[number] = own_T - _log_mass(logprobs_TV, targets_T, sets)
     return torch.stack(columns)
+
+
+def _log_mass(logprobs_TV: torch.Tensor, targets_T: torch.Tensor, sets: KeptSets) -> torch.Tensor:
+    """Log of the probability that each token's set has [T], with the token itself; 0 where the set is empty."""
+    owners_M = np.repeat(np.arange(len(sets.ends)), sets.sizes)
+    is_known = sets.ids < logprobs_TV.shape[1]
+    device = logprobs_TV.device
+    owners_of_ids_M = torch.from_numpy(owners_M[is_known]).to(device)
+    ids_M = torch.from_numpy(sets.ids[is_known].astype(np.int64)).to(device)
+    own_T = logprobs_TV.gather(-1, targets_T[:, None]).squeeze(-1).exp()
+    is_own_M = ids_M == targets_T[owners_of_ids_M]
+    mass_T = torch.zeros_like(own_T).index_add_(0, owners_of_ids_M, logprobs_TV[owners_of_ids_M, ids_M].exp())
+    is_inside_T = torch.zeros_like(own_T).index_add_(0, owners_of_ids_M, is_own_M.to(own_T)) > 0
+    mass_T = torch.where(is_inside_T, mass_T, mass_T + own_T)
+    has_set_T = torch.from_numpy(sets.sizes > 0).to(device)
+    return torch.where(has_set_T, mass_T, 1.0).log()
 
 
 @dataclass(frozen=True)

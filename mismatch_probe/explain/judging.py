@@ -17,7 +17,7 @@ from scipy import special
 
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.errors import UsageError
-from mismatch_probe.records.sequences import LoggedResponse, TokenSequence
+from mismatch_probe.records.sequences import KeptSets, LoggedResponse, TokenSequence
 from mismatch_probe.stats.rounding import Floor, trimmed_mean
 from mismatch_probe.stats.sequences import Ints
 
@@ -90,6 +90,19 @@ class LoggedTokens:
     def starts(self) -> Ints:
         """Where each response's tokens begin [R]."""
         return np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
+
+    @cached_property
+    def sets(self) -> KeptSets | None:
+        """What each token was drawn from [T], where the log records that; an empty set is the whole vocabulary."""
+        of_rows = [
+            (response.kept, length)
+            if response.kept is not None and response.kept.ends.size == length
+            else (KeptSets(np.zeros(0, np.int32), np.zeros(length, np.int64)), length)
+            for response, length in zip(self.responses, self.lengths.tolist(), strict=True)
+        ]
+        ids = np.concatenate([kept.ids for kept, _ in of_rows])
+        sizes = np.concatenate([kept.sizes for kept, _ in of_rows])
+        return KeptSets(ids, np.cumsum(sizes)) if ids.size else None
 
     def of_row(self, row: int) -> slice:
         """The tokens of a response."""

@@ -62,7 +62,9 @@ class LoadedWeights:
         )
         for chunk, logits_TV, targets_T in self._logits(context, rope):
             temperatures = torch.from_numpy(temperatures_KT[:, chunk]).to(logits_TV)
-            values[:, chunk] = log_probs(logits_TV, targets_T, temperatures, distributions).double().cpu().numpy()
+            sets = None if self.tokens.sets is None else self.tokens.sets.of(chunk)
+            columns_KT = log_probs(logits_TV, targets_T, temperatures, distributions, sets)
+            values[:, chunk] = columns_KT.double().cpu().numpy()
         return values
 
     def temperature_curve(self, context: Context, rope: Rope | None) -> tuple[Floats, Floats]:

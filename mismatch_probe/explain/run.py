@@ -27,6 +27,7 @@ from mismatch_probe.explain.hypotheses import (
 from mismatch_probe.explain.judging import SIDES, Bools, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.passes import rotary_frequencies
 from mismatch_probe.explain.predictions import Predictions, coarser_formats, floors_of_formats, other_formats
+from mismatch_probe.explain.replay import agreement_of_experts
 from mismatch_probe.explain.search import SideBench, search
 from mismatch_probe.explain.sentences import GRAVEST_FIRST, resolution, verdict_of
 from mismatch_probe.notation import write_number
@@ -169,6 +170,7 @@ def explain_with(
         num_responses=tokens.num_responses,
         num_tokens=len(tokens.rows),
         sides=sides,
+        experts=agreement_of_experts(predictions.declared_model, tokens),
         verdict=overall(sides, tokens),
         seconds=time.monotonic() - start_seconds,
     )
@@ -184,7 +186,7 @@ def _explain_side(
     tell("as declared, and its rounding")
     policy = getattr(settings, side)
     context = Context.as_logged(tokens)
-    distribution = Distribution.of_policy(policy, tokens.temperature)
+    distribution = Distribution.of_policy(policy, tokens.temperature, has_sets=tokens.sets is not None)
     setup = Setup(declared_weights(settings, tokens.responses, side), None, context)
     of_sampling = list(of_distribution(distribution))
     predictions.compute(

@@ -17,8 +17,9 @@ from scipy import optimize, special
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.difference.versus import TracedEstimate, ratio_at, traced_metrics
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.findings import Localization
+from mismatch_probe.records.findings import Explanation, Localization
 from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.stats.catalogue import MetricFacts, facts_of
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
@@ -268,6 +269,13 @@ _WEIGHTS_ONLY = "it was made with --weights-only"
 _NUM_LOSS_SCALES = 25
 
 
+class ImportedLog(NamedTuple):
+    """What is filed of a log: what its import read, and each explanation."""
+
+    origin: LogOrigin
+    explanations: Sequence[Explanation]
+
+
 @dataclass(frozen=True)
 class FiledMetric:
     """A metric of a document that is filed with a run; its value is between `least` and `most`."""
@@ -318,8 +326,42 @@ LOCALIZE = {
     "localize_suspects": FiledMetric(_read_suspects, 0.0, math.inf),
     "localize_largest_share": FiledMetric(_read_largest_share, -math.inf, 1.0),
 }
-LOG = {"log_broken_turns": FiledMetric(lambda turns: turns.broken_share, 0.0, 1.0)}
-"""Of an imported log, by the `TurnReading` of its manifest."""
+
+
+def _read_turns(log: ImportedLog) -> float | str:
+    turns = log.origin.turns
+    return "no trajectory of the log has several turns" if turns is None else turns.broken_share
+
+
+def _read_expert_coverage(log: ImportedLog) -> float | str:
+    experts = log.origin.experts
+    return "the log records no experts" if experts is None else experts.coverage
+
+
+def _read_expert_agreement(log: ImportedLog) -> float | str:
+    agreements = [each.experts.agreement for each in log.explanations if each.experts is not None]
+    why_not = "no explanation of the log compares its experts (explain RUN --model CHECKPOINT)"
+    return min(agreements) if agreements else why_not
+
+
+def _read_kept_coverage(log: ImportedLog) -> float | str:
+    sets = log.origin.kept_sets
+    return "the log records no sets that tokens were drawn from" if sets is None else sets.coverage
+
+
+def _read_kept_agreement(log: ImportedLog) -> float | str:
+    sets = log.origin.kept_sets
+    return "the log records no sets that tokens were drawn from" if sets is None else sets.agreement
+
+
+LOG = {
+    "log_broken_turns": FiledMetric(_read_turns, 0.0, 1.0),
+    "log_expert_coverage": FiledMetric(_read_expert_coverage, 0.0, 1.0),
+    "log_expert_agreement": FiledMetric(_read_expert_agreement, 0.0, 1.0),
+    "log_kept_coverage": FiledMetric(_read_kept_coverage, 0.0, 1.0),
+    "log_kept_agreement": FiledMetric(_read_kept_agreement, 0.0, 1.0),
+}
+"""Of an imported log."""
 FILED_METRICS = {**HEADROOM, **LOCALIZE, **LOG}
 
 

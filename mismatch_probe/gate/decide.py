@@ -14,6 +14,7 @@ from mismatch_probe.gate.claims import (
     FILED_METRICS,
     HEADROOM,
     LOG,
+    ImportedLog,
     fractions_so_far,
     look_number,
     nominal_level,
@@ -288,13 +289,12 @@ def _log_result(check: FiledCheck, run: Path, manifest: Manifest) -> CheckResult
     """
     if manifest.log is None:
         raise UsageError(f"the check {check} is on a log, and {run} was not imported from one: take the check out")
-    if manifest.log.turns is None:
+    value = FILED_METRICS[check.metric].read(ImportedLog(manifest.log, Findings(run).explanations()))
+    if isinstance(value, str):
         raise UsageError(
-            f"the check {check} has no answer, because no trajectory of the log of {run} has several turns: take the "
-            "check out, or import a log that says which responses are turns of one trajectory"
+            f"the check {check} has no answer for {run}, because {value}: take the check out, or import a log that "
+            "records it"
         )
-    value = FILED_METRICS[check.metric].read(manifest.log.turns)
-    assert not isinstance(value, str)
     size = (manifest.log.num_responses, manifest.log.num_sampled_tokens)
     return _exact_result(check, value, "/".join(manifest.settings.pairs[0]), "", size)
 

@@ -16,7 +16,7 @@ from mismatch_probe.importing.selection import Census, PromptChoice
 from mismatch_probe.logs import Format, LogChecks, LogFinding, is_copied
 from mismatch_probe.reading import storable
 from mismatch_probe.records.files import replacing
-from mismatch_probe.records.legs import COLUMN_NAMES, log_table
+from mismatch_probe.records.legs import COLUMN_NAMES, choices_table, log_table
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse
 from mismatch_probe.records.tables import ROLLOUTS, ids_key, leg_rows, read_table, write_table
@@ -250,6 +250,37 @@ def _size_without_tokens(response: LoggedResponse) -> int:
 
 def _folder_of_step(step: int | None) -> str:
     return "no-step" if step is None else f"step-{step:06d}"
+
+
+CHOICES_LEG: Final = "choices"
+_MOST_OF_A_STEP: Final = 128
+_MOST_NUMBERS: Final = 2**24
+
+
+class FirstChoices:
+    """The recorded choices of the first responses of each step, as many as a small memory holds."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, LoggedResponse] = {}
+        self._of_step: dict[int | None, int] = {}
+        self._num_numbers = 0
+
+    def add(self, response: LoggedResponse) -> None:
+        if response.experts is None and response.kept is None:
+            return
+        number = self._of_step.get(response.step, 0)
+        experts, kept = response.experts, response.kept
+        size = (0 if experts is None else experts.size) + (0 if kept is None else kept.ids.size)
+        if number < _MOST_OF_A_STEP and self._num_numbers + size <= _MOST_NUMBERS:
+            self._responses[response.where] = response
+            self._of_step[response.step] = number + 1
+            self._num_numbers += size
+
+    def table(self, rollouts: pa.Table) -> pa.Table:
+        """A row for each of the rollouts whose choices are there."""
+        places = zip(rollouts["id"].to_pylist(), rollouts["where"].to_pylist(), strict=True)
+        rows = [(row_id, self._responses[where]) for row_id, where in places if where in self._responses]
+        return choices_table([row_id for row_id, _ in rows], [response for _, response in rows])
 
 
 PROMPT_FILE: Final = "prompts.jsonl"

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,9 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.rows import (
+    CHOICES_LEG,
     Columns,
+    FirstChoices,
     Partitions,
     logged_legs,
     logged_rollouts,
@@ -38,6 +40,7 @@ from mismatch_probe.importing.rows import (
 )
 from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
+from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
 from mismatch_probe.logs.metric_files import MetricLog
 from mismatch_probe.logs.metric_names import OWN_NAMES, metric_names, quantity_words
 from mismatch_probe.logs.turns import TurnChecks
@@ -218,11 +221,12 @@ def import_log(
     on_response: Callable[[int], None],
     on_read: Callable[[], None] = lambda: None,
     texts: TokenTexts = IDS,
+    layout: ExpertLayout | None = None,
 ) -> RunDirectory:
     """Make the run directory of a log, and its summary where both sides are recorded.
 
     `on_response` receives the number of tokens of each response, and `on_read` is called when the statistics begin.
-    texts: of tokens, by the checkpoint's tokenizer; their ids unless given.
+    texts: of tokens, by the checkpoint's tokenizer; their ids unless given. layout: of the checkpoint's experts.
     Nothing is left on the disk where the log cannot be used.
 
     Raises:
@@ -233,7 +237,7 @@ def import_log(
     run = RunDirectory(out)
     with run.create():
         try:
-            manifest = _write_log_run(run, log, settings, on_response, texts)
+            manifest = _write_log_run(run, log, settings, on_response, texts, layout)
         except BaseException:
             run.remove()
             raise
@@ -244,14 +248,23 @@ def import_log(
 
 
 def _write_log_run(
-    run: RunDirectory, log: Log, log_settings: LogSettings, on_response: Callable[[int], None], texts: TokenTexts
+    run: RunDirectory,
+    log: Log,
+    log_settings: LogSettings,
+    on_response: Callable[[int], None],
+    texts: TokenTexts,
+    layout: ExpertLayout | None,
 ) -> Manifest:
     unfinished_folder = run.path / _UNFINISHED
     shutil.rmtree(unfinished_folder, ignore_errors=True)
     census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
     turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
     joined_partitions = Partitions(unfinished_folder / JOINED_FOLDER)
+    choice_checks, choices = ChoiceChecks(layout), FirstChoices()
     for response in log.responses:
+        choice_checks.add(response)
+        choices.add(response)
+        response = replace(response, experts=None, kept=None)
         prompt_id = census.add(response)
         row_partitions.add(prompt_id, response)
         checks.add(response)
@@ -261,7 +274,7 @@ def _write_log_run(
         on_response(response.token_ids.size)
     row_partitions.finish()
     joined_partitions.finish()
-    findings = [*log.findings(), *checks.findings(), *turn_checks.findings()]
+    findings = [*log.findings(), *checks.findings(), *turn_checks.findings(), *choice_checks.findings()]
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
     if columns.left_out:
@@ -285,6 +298,8 @@ def _write_log_run(
         models=sorted(census.models),
         assumed=assumptions,
         turns=turn_checks.reading(),
+        experts=choice_checks.expert_reading(),
+        kept_sets=choice_checks.kept_reading(),
         notes=[note_of(finding) for finding in findings],
     )
     manifest = manifest_of_log(log.source, settings, origin, rollouts, has_tokenizer=texts.has_tokenizer)
@@ -298,6 +313,8 @@ def _write_log_run(
         of_sides |= {"log_pi": pi.leg()} | ({} if reference is None else {"log_ref": reference.leg()})
     for leg, table in logged_legs(rows, rollouts["id"], of_sides):
         legs.write(leg, table)
+    if (choice_table := choices.table(rollouts)).num_rows:
+        legs.write(mu.leg(CHOICES_LEG), choice_table)
     with storage_errors(run.path):
         if (unfinished_folder / JOINED_FOLDER).exists():
             (unfinished_folder / JOINED_FOLDER).rename(run.path / JOINED_FOLDER)

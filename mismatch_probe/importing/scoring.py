@@ -23,13 +23,14 @@ from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
+from mismatch_probe.importing.rows import CHOICES_LEG
 from mismatch_probe.importing.run import LOG_SIDE, note_of
 from mismatch_probe.importing.selection import responses_of_step
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.findings import Explanation
-from mismatch_probe.records.legs import Legs, read_prompts, write_rollouts
+from mismatch_probe.records.legs import CHOICES, Legs, read_prompts, with_choices, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
@@ -223,7 +224,9 @@ def explain_responses(
 
 
 def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[LoggedResponse]:
-    """The first `most` responses of a step, with their logged numbers."""
+    """The first `most` responses of a step, with their logged numbers; where sets that tokens were drawn from are
+    recorded, those that have them.
+    """
     manifest = run.read_manifest()
     settings = manifest.settings
     rollouts = responses_of_step(read_table(run.rollouts_path), run.path, step)
@@ -233,7 +236,7 @@ def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[Log
     log_mu = _logged_rows(legs, mu.leg("decode"), ids)
     pi = next((side for side in settings.train_sides if side.logged), None)
     log_pi = [None] * len(ids) if pi is None else _logged_rows(legs, pi.leg(), ids)
-    return [
+    responses = [
         LoggedResponse(
             where=row["where"],
             prompt_token_ids=np.asarray(row["prompt_token_ids"], dtype=np.int32),
@@ -248,6 +251,13 @@ def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[Log
         )
         for row, mu_row, pi_row in zip(rollouts.to_pylist(), log_mu, log_pi, strict=True)
     ]
+    if not legs.path(mu.leg(CHOICES_LEG)).exists():
+        return responses
+    choices = {row["id"]: row for row in legs.read_rows(mu.leg(CHOICES_LEG), CHOICES).to_pylist()}
+    pairs = zip(ids, responses, strict=True)
+    responses = [with_choices(each, choices[row_id]) if row_id in choices else each for row_id, each in pairs]
+    has_sets = any(response.kept is not None for response in responses)
+    return [response for response in responses if response.kept is not None or not has_sets]
 
 
 def _logged_rows(legs: Legs, name: str, ids: list[str]) -> list[Any]:

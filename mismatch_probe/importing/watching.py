@@ -19,6 +19,7 @@ from mismatch_probe.guards.sums import Metrics, Sums
 from mismatch_probe.importing.following import LoggedStep
 from mismatch_probe.importing.selection import Census
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
+from mismatch_probe.logs.choices import ChoiceChecks
 from mismatch_probe.notation import write_many
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse, weights_order
 from mismatch_probe.stats.copies import CopiedRows, RowCopyTotals, row_totals
@@ -101,10 +102,12 @@ class Watch:
         Raises:
             UsageError: the log gives what no guard reads.
         """
-        checks = LogChecks()
+        checks, choice_checks = LogChecks(), ChoiceChecks()
         for response in step.responses:
             checks.add(response)
-        findings = [finding for finding in (*step.findings, *checks.findings()) if finding.level is not Level.NOTE]
+            choice_checks.add(response)
+        all_findings = (*step.findings, *checks.findings(), *choice_checks.findings())
+        findings = [finding for finding in all_findings if finding.level is not Level.NOTE]
         missing_names = checks.missing_numbers().keys()
         is_meaningless = missing_names & _SIDES or any(finding.level is Level.BROKEN for finding in findings)
         usable = [] if is_meaningless else [response for response in step.responses if response.sampled.any()]
@@ -137,7 +140,7 @@ class Watch:
         )
         if why_not is not None:
             return result
-        metrics = sums.metrics()
+        metrics = sums.metrics() | dict(_of_choices(choice_checks))
         if not sums.faults:
             self._sums += _k3_sums(step.number, usable, copied_responses)
         with warnings.catch_warnings():
@@ -175,6 +178,15 @@ class Watch:
     def diagnosis(self) -> Diagnosis:
         """The likely cause of the guards' last findings."""
         return self._guards.diagnosis()
+
+
+def _of_choices(checks: ChoiceChecks) -> Iterator[tuple[str, float]]:
+    """The metrics of a step of what a trainer can replay; none where the log records no choices."""
+    if (experts := checks.expert_reading()) is not None:
+        yield "replay/expert_coverage", experts.coverage
+    if (sets := checks.kept_reading()) is not None:
+        yield "replay/kept_coverage", sets.coverage
+        yield "replay/kept_agreement", sets.agreement
 
 
 def _new_warnings(messages: Sequence[warnings.WarningMessage]) -> Iterator[str]:

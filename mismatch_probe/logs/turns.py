@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mismatch_probe.logs.findings import LogCode, LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
-from mismatch_probe.records.manifest import TurnBreak, TurnReading
+from mismatch_probe.records.log_readings import TurnBreak, TurnReading
 from mismatch_probe.records.sequences import IntArray, LoggedResponse
 from mismatch_probe.stats.sequences import common_length
 

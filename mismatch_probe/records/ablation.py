@@ -6,7 +6,8 @@ from typing import Any, Final, Literal
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.digests import read_manifest, write_manifest
 from mismatch_probe.records.files import ABLATION_FILE, RunKind, require_kind
-from mismatch_probe.records.manifest import Entry, read_document, write_document
+from mismatch_probe.records.log_readings import Entry
+from mismatch_probe.records.manifest import read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
 from mismatch_probe.records.training_run import GuardFirings, TrainingDirectory

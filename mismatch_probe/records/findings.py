@@ -59,6 +59,26 @@ class SideExplanation(Record):
     verdict: Verdict
 
 
+class ExpertAgreement(Record):
+    """The experts that a log records against those that the checkpoint's routers take in FP32 on the same ids, at the
+    places of sampled tokens that both have.
+    """
+
+    num_responses: int
+    num_places: int
+    """Token and layer."""
+    agreement: float
+    """Share of the places with the same set of experts."""
+    by_layer: dict[str, float] = {}
+    """The same of each layer that has experts."""
+    layer_shift: int = 0
+    """By how many layers with experts the log stands too far behind, 0 where no shift explains more."""
+    token_shift: int = 0
+    """By how many tokens the log stands too late."""
+    agreement_shifted: float | None = None
+    """With these shifts undone; None without any."""
+
+
 class Explanation(Record):
     """Each logged side, and the verdict on the log: that of the side with the graver one."""
 
@@ -72,6 +92,8 @@ class Explanation(Record):
     num_responses: int
     num_tokens: int
     sides: list[SideExplanation]
+    experts: ExpertAgreement | None = None
+    """None where the log records no experts, or the checkpoint has none that can be read."""
     verdict: Verdict
     seconds: float
 

@@ -7,8 +7,8 @@ Arrays are [L, T, K]: L layers that have experts, T tokens of a response with it
 which no pass computes for its own sake, K experts a token.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.digests import has_digests, is_sealed, seal, seals_prompts
 from mismatch_probe.records.files import go_on
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.sequences import EncodedPrompt, LoggedResponse, TokenSequence
+from mismatch_probe.records.sequences import EncodedPrompt, KeptSets, LoggedResponse, TokenSequence
 from mismatch_probe.records.tables import ids_key, prompts_table, read_rows, read_table, write_table
 
 _ROLLOUTS: Final = "rollouts"
@@ -256,3 +256,48 @@ def routing_of(table: pa.Table) -> list[SequenceRouting]:
         weights = np.array(row["weights"], dtype=np.float32).reshape(shape)
         sequences.append(SequenceRouting(row["id"], tuple(row["layers"]), experts, weights))
     return sequences
+
+
+CHOICES: Final = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("ids_key", pa.uint64(), nullable=False),
+        pa.field("num_layers", pa.int32(), nullable=False),
+        pa.field("num_chosen", pa.int32(), nullable=False),
+        pa.field("experts", pa.list_(pa.int32())),
+        pa.field("kept_ids", pa.list_(pa.int32())),
+        pa.field("kept_ends", pa.list_(pa.int64())),
+    ]
+)
+"""What the sampler of a log chose besides tokens, of a few responses: null where it is not recorded."""
+
+
+def choices_table(ids: Sequence[str], responses: Sequence[LoggedResponse]) -> pa.Table:
+    """A row a response."""
+    rows: list[dict[str, Any]] = []
+    for row_id, response in zip(ids, responses, strict=True):
+        experts, kept = response.experts, response.kept
+        rows.append(
+            {
+                "id": row_id,
+                "ids_key": ids_key(response.prompt_token_ids.tolist(), response.token_ids.tolist()),
+                "num_layers": 0 if experts is None else experts.shape[1],
+                "num_chosen": 0 if experts is None else experts.shape[2],
+                "experts": None if experts is None else experts.ravel(),
+                "kept_ids": None if kept is None else kept.ids,
+                "kept_ends": None if kept is None else kept.ends,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=CHOICES)
+
+
+def with_choices(response: LoggedResponse, row: Mapping[str, Any]) -> LoggedResponse:
+    """The response with what a row of a `choices_table` says of it."""
+    experts, kept_ids = row["experts"], row["kept_ids"]
+    return replace(
+        response,
+        experts=None
+        if experts is None
+        else np.array(experts, np.int32).reshape(-1, row["num_layers"], row["num_chosen"]),
+        kept=None if kept_ids is None else KeptSets(np.array(kept_ids, np.int32), np.array(row["kept_ends"], np.int64)),
+    )

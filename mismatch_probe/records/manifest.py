@@ -5,21 +5,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
 from mismatch_probe.records.files import write_text
+from mismatch_probe.records.log_readings import Entry, ExpertReading, KeptReading, TurnReading
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class Entry(BaseModel):
-    """A part of a document that is still being written; no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 def write_document(path: Path, document: BaseModel) -> None:
@@ -157,54 +152,6 @@ class LogNote(Entry):
     evidence: dict[str, Any] = {}
 
 
-class TurnBreak(Entry):
-    """The first turn of a trajectory whose prompt does not begin with the prompt and the completion of the turn before.
-
-    num_old tokens from `position` on became num_new others; the ids and texts are their first few.
-    """
-
-    where: str
-    turn: int
-    """Counted from 0."""
-    kind: str
-    """`retokenized` (tokens merged or split), `dropped` (a block left out of what was sampled), `template` (a header,
-    the end of a turn, what a template inserts), `observation` (what a tool wrote), `rewritten`.
-    """
-    position: int
-    num_old: int
-    num_new: int
-    old_ids: list[int] = []
-    new_ids: list[int] = []
-    old_text: str = ""
-    new_text: str = ""
-
-
-class TurnReading(Entry):
-    """The trajectories of a log that have several turns."""
-
-    num_trajectories: int = 0
-    num_turns: int = 0
-    """After the first of their trajectory, without those that begin anew or repeat a prompt."""
-    num_broken: int = 0
-    """Of these, whose prompt begins with the prompt and the completion of no turn before."""
-    num_broken_trajectories: int = 0
-    num_restarts: int = 0
-    """Turns that share no more than the first prompt with the turn before, and nothing after it: a sub-agent's, or
-    after a summary.
-    """
-    num_joined: int = 0
-    """Turns behind a break that `joined/` has as a trainer that joins the turns."""
-    kinds: dict[str, int] = {}
-    """The trajectories by the kind of their first break."""
-    breaks: list[TurnBreak] = []
-    """The first of these."""
-
-    @property
-    def broken_share(self) -> float:
-        """The share of turns that break the prefix."""
-        return self.num_broken / self.num_turns if self.num_turns else 0.0
-
-
 class LogOrigin(Entry):
     """Where an imported run's responses and log-probs come from.
 
@@ -228,6 +175,10 @@ class LogOrigin(Entry):
     """What the import assumed because the log does not record it, by name."""
     turns: TurnReading | None = None
     """None where no trajectory has several turns."""
+    experts: ExpertReading | None = None
+    """None where the log records none."""
+    kept_sets: KeptReading | None = None
+    """None where the log records none."""
     notes: list[LogNote] = []
 
 

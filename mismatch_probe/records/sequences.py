@@ -220,6 +220,29 @@ def plan_activation_batches(
     return activation_batches
 
 
+@dataclass(frozen=True)
+class KeptSets:
+    """The ids that a sampler could have drawn at each of T tokens; an empty set stands for the whole vocabulary."""
+
+    ids: IntArray
+    """Of all sets, one behind another [M]."""
+    ends: npt.NDArray[np.int64]
+    """Where each set ends in `ids` [T]."""
+    logprobs: FloatArray | None = None
+    """The sampler's, of `ids` [M], in nats; None where they are not recorded."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Of each set [T]."""
+        return np.diff(self.ends, prepend=0)
+
+    def of(self, tokens: slice) -> "KeptSets":
+        """The sets of some tokens in a row, without log-probs."""
+        start = int(self.ends[tokens.start - 1]) if tokens.start else 0
+        ends = self.ends[tokens]
+        return KeptSets(self.ids[start : int(ends[-1]) if ends.size else start], ends - start)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoggedResponse:
     """One response as it was logged. Arrays [T] run over the response's tokens; log-probs are in nats."""
@@ -251,6 +274,12 @@ class LoggedResponse:
     """Its name, where the log has one besides the version of its weights."""
     num_padding: int = 0
     """Tokens of padding that the log has around it, and that are left out here."""
+    experts: IntArray | None = None
+    """The experts that the sampler's routers took [S, L, K], of S tokens of prompt and response from the first on, or
+    of those of the response; None where they are not recorded.
+    """
+    kept: KeptSets | None = None
+    """What the sampler could have drawn at each token of the response."""
 
 
 _MOST_DIGITS: Final = 18

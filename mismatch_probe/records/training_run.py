@@ -12,7 +12,8 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.digests import read_manifest, write_manifest
 from mismatch_probe.records.files import TRAININGS, open_to_append, require_kind, storage_errors, write_text
 from mismatch_probe.records.lines import NONFINITE, EventLine, MetricsLine, read_run_lines
-from mismatch_probe.records.manifest import Entry, ModelIdentity, read_document, write_document
+from mismatch_probe.records.log_readings import Entry
+from mismatch_probe.records.manifest import ModelIdentity, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Record
 from mismatch_probe.stats.results import Estimate

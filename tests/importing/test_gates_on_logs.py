@@ -10,6 +10,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.importing.imported import imported
 from tests.importing.logs import log_of_levels, row, rows, write
+from tests.logs.choices import rows_of, with_experts, with_sets
 from tests.logs.turns import conversation, without_thinking
 
 
@@ -181,3 +182,39 @@ def test_turns_behind_a_break_are_written_as_a_trainer_has_them(tmp_path: Path, 
         origin = run.read_manifest().log
         assert origin.num_responses == 3 * num_broken
         assert origin.turns.num_broken == 0
+
+
+def choices_gate(metric: str, least: float) -> str:
+    return f'[gate]\nmin_sequences = 8\nmax_sequences = 8\n[[gate.check]]\nmetric = "{metric}"\nmin = {least}\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1, 30])
+def test_a_gate_limits_what_can_be_replayed(tmp_path: Path, lost: int) -> None:
+    written = rows_of(with_experts(1, responses=12))
+    for one in written:
+        for place in range(lost):
+            one["routed_experts"][11 + place] = None
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.INCONCLUSIVE)
+    gate = tmp_path / "gate.toml"
+    gate.write_text(choices_gate("log_expert_coverage", 0.9))
+    code = ExitCode.GATE_FAILED if lost == 30 else ExitCode.PASS
+    answer = json.loads(probe("gate", run.path, "--config", gate, "--json", code=code).stdout)
+    [check] = answer["checks"]
+    assert check["value"] == pytest.approx(1 - lost / 60)
+    assert any("experts are missing" in note for note in answer["notes"]) == (lost > 0)
+    gate.write_text(choices_gate("log_kept_agreement", 0.9))
+    assert "records no sets" in probe("gate", run.path, "--config", gate, code=ExitCode.USAGE).stderr
+    gate.write_text(choices_gate("log_expert_agreement", 0.9))
+    assert "explain RUN" in probe("gate", run.path, "--config", gate, code=ExitCode.USAGE).stderr
+
+
+@pytest.mark.slow
+def test_a_gate_limits_sets_that_do_not_hold_their_token(tmp_path: Path) -> None:
+    written = rows_of(with_sets(1, responses=12))
+    written[0]["token_ids"][:12] = [299_999] * 12
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written), code=ExitCode.INCONCLUSIVE)
+    gate = tmp_path / "gate.toml"
+    for least, code in ((0.97, ExitCode.PASS), (0.99, ExitCode.GATE_FAILED)):
+        gate.write_text(choices_gate("log_kept_agreement", least))
+        probe("gate", run.path, "--config", gate, code=code)

@@ -299,6 +299,24 @@ def test_an_import_that_is_interrupted_in_its_statistics_keeps_the_log_and_says_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("nats", [0.0, 0.3, 1.0, 3.0])
+def test_a_log_whose_sides_part_beyond_a_window_is_named_with_it(tmp_path: Path, nats: float) -> None:
+    written = []
+    for number in range(32):
+        line = row(number, tokens=200) | {"prompt_token_ids": list(range(1, 20 + number))}
+        places = 19 + number + np.arange(200)
+        fall = nats * (places > 128) * np.random.default_rng(number).exponential(1.0, 200)
+        written.append(line | {"logprobs": (np.asarray(line["logprobs"]) - fall).tolist()})
+    verdict = pair_of(imported(tmp_path, write(tmp_path / "log.jsonl", written))).verdict
+    assert (verdict.code == "onset") == bool(nats), verdict
+    if nats > 1:
+        assert verdict.sentence == (
+            "The engine departs from place 129 of the context on, as where a sliding window or a sparse index of 128 "
+            "tokens ends."
+        )
+
+
+@pytest.mark.slow
 def test_a_log_whose_sides_part_once_in_each_chunk_is_named_and_one_that_does_not_is_not(tmp_path: Path) -> None:
     for name, nats in (("chunked", 1.0), ("whole", 0.0)):
         written = []

@@ -26,6 +26,7 @@ from mismatch_probe.records.lines import WatchRecord
 from tests.command_line import probe
 from tests.importing.logs import mean_abs, row, write
 from tests.importing.watching import ENTROPIES, LIMIT, log_of, old, step_rows, watched
+from tests.logs.choices import rows_of, with_experts
 
 
 @pytest.mark.slow
@@ -266,3 +267,28 @@ def test_no_line_of_a_terminal_breaks_a_word(folder: Path) -> None:
     lines = out.getvalue().splitlines()
     assert any("guards judge this log" in line for line in lines)
     assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1, 30])
+def test_a_guard_limits_what_of_each_step_can_be_replayed(tmp_path: Path, lost: int) -> None:
+    guards = tmp_path / "guards.toml"
+    guards.write_text(
+        'defaults = false\n[[guard]]\nname = "replay"\nrule = "limit"\nmetric = "replay/expert_coverage"\n'
+        'below = 0.99\nactions = ["warn", "stop"]\n'
+    )
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for step in range(3):
+        lines = rows_of(with_experts(step, responses=4))
+        for line in lines:
+            line["train_logprobs"] = [value - 0.001 for value in line["logprobs"]]
+            for place in range(lost if step else 0):
+                line["routed_experts"][11 + place] = None
+        write(folder / f"step_{step}.jsonl", lines)
+    old(folder)
+    code = ExitCode.GATE_FAILED if lost else ExitCode.PASS
+    _, record = watched(folder, "--guards", guards, code=code)
+    assert record.steps[0].metrics["replay/expert_coverage"] == 1
+    if lost:
+        assert record.steps[1].metrics["replay/expert_coverage"] == pytest.approx(1 - lost / 60)

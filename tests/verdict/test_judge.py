@@ -150,9 +150,9 @@ def test_a_place_that_few_tokens_show_stands_behind_a_setting_that_differs() -> 
     beyond = given.sequences.positions > np.median(given.sequences.positions)
     odd = with_logits(given, pi=given.logits + beyond[:, None] * given.generator.normal(size=given.logits.shape))
     odd = replace(odd, is_settled=True)
-    assert judge(case(odd, odd)).code == "positions"
+    assert judge(case(odd, odd)).code == "onset"
     verdict = judge(case(odd, odd, preflight=[setting(code="truncated_support")]))
-    assert [verdict.code, *(cause.code for cause in verdict.also)] == ["truncated_support", "positions"]
+    assert [verdict.code, *(cause.code for cause in verdict.also)] == ["truncated_support", "onset"]
 
 
 def test_settings_that_differ_without_effect_accuse_nobody() -> None:

@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
-from mismatch_probe.verdict.signatures.context import period, period_of
+from mismatch_probe.verdict.signatures.places import period, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict import simulated
 

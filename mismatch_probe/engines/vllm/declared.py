@@ -131,7 +131,7 @@ def memory_defaults(
         if tokens < _MOST_TOKENS:
             defaults["max_num_batched_tokens"] = tokens
     if on_cpu and not os.environ.get("VLLM_CPU_KVCACHE_SPACE") and not any(name in args for name in KV_SIZE_ARGS):
-        import psutil  # type: ignore[import-untyped]
+        import psutil
 
         size = int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)
         if isinstance(getattr(config, "num_attention_heads", None), int):

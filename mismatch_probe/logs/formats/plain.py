@@ -7,6 +7,7 @@ from typing import Final
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind, look_at
+from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.records.sequences import LoggedResponse
@@ -14,7 +15,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (
     "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "temperature", "group",
-    "trajectory", "finish_reason", "model",
+    "trajectory", "finish_reason", "model", "routed_experts", "kept_token_ids",
 )  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def _plain_response(row: Row) -> LoggedResponse:
         trajectory=row.text("trajectory"),
         finish_reason=row.text("finish_reason"),
         model=row.text("model"),
+        experts=routed_experts(row, "routed_experts"),
+        kept=kept_sets(row, "kept_token_ids"),
     )
 
 

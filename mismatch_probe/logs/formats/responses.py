@@ -12,6 +12,7 @@ import numpy as np
 from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook
+from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
@@ -43,6 +44,8 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 trajectory=line.text("trajectory"),
                 model=answer.text("model"),
                 finish_reason=choice.text("finish_reason"),
+                experts=routed_experts(choice, "routed_experts"),
+                kept=kept_sets(choice, "sampling_mask"),
             )
 
 

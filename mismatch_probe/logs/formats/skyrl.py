@@ -16,6 +16,7 @@ from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
+from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
 from mismatch_probe.reading import Unreadable, open_file
@@ -32,6 +33,8 @@ NAMES: Final[PickleNames] = {
 _DTYPES: Final = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 _NEEDED: Final = ("sequences", "attention_mask", "response_mask", "loss_mask")
 _LONGEST_NAME: Final = 4096
+_EXPERTS: Final = "rollout_expert_indices"
+_SUPPORT: Final = "rollout_sample_support"
 _LOG_PROBS: Final = ("rollout_logprobs", "action_log_probs", "base_action_log_probs")
 
 
@@ -63,6 +66,9 @@ def _skyrl_response(row: Row, step: int | None, trajectory: str | None) -> Logge
     if length > token_ids.size or np.flatnonzero(np.diff(own.astype(np.int8))).size > 1 + (not own[:1].any()):
         raise row.refusal("response_mask is not the mask of one response inside its padding")
     start = token_ids.size - length
+    experts, support = routed_experts(row, _EXPERTS), row.columns.get(_SUPPORT)
+    if (experts is not None and len(experts) != padded_length) or (support is not None and len(support) != width):
+        raise row.refusal("the recorded choices are of other tokens than its sequences")
     log_mu, log_pi, log_ref = (row.numbers(name, width)[own] if row.has(name) else None for name in _LOG_PROBS)
     return LoggedResponse(
         where=row.where,
@@ -75,6 +81,8 @@ def _skyrl_response(row: Row, step: int | None, trajectory: str | None) -> Logge
         step=step,
         trajectory=trajectory,
         num_padding=padded_length - token_ids.size,
+        experts=None if experts is None else experts[row.flags("attention_mask", padded_length)],
+        kept=None if support is None else kept_sets(Row(row.where, {_SUPPORT: support[own]}), _SUPPORT),
     )
 
 
@@ -91,7 +99,12 @@ def _batch(state: Any) -> tuple[dict[str, npt.NDArray[Any]], int, list[str] | No
     batch = {name: _array(columns[name]) for name in (*_NEEDED, *_LOG_PROBS) if columns.get(name) is not None}
     if absent := [name for name in _NEEDED if name not in batch]:
         raise Unreadable(f"it has no {absent[0]}")
-    if {array.ndim for array in batch.values()} != {2} or len({len(array) for array in batch.values()}) != 1:
+    if {array.ndim for array in batch.values()} != {2}:
+        raise Unreadable("its columns are not of the same rows")
+    for name, num_axes in ((_EXPERTS, 4), (_SUPPORT, 3)):
+        if isinstance(columns.get(name), Mapping) and (array := _array(columns[name])).ndim == num_axes:
+            batch[name] = array
+    if len({len(array) for array in batch.values()}) != 1:
         raise Unreadable("its columns are not of the same rows")
     metadata = state.get("metadata")
     num_padding_rows = metadata.get("pad_size", 0) if isinstance(metadata, dict) else 0

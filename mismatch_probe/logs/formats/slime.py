@@ -19,23 +19,28 @@ import numpy.typing as npt
 from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook, step_in_name
+from mismatch_probe.logs.recorded_choices import ragged_sets, routed_experts
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
-from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.sequences import IntArray, KeptSets, LoggedResponse
 
 Bools = npt.NDArray[np.bool_]
 
 _ROLLOUT_FOLDER: Final = "rollout_data"
 _OF_EVALUATION: Final = "eval_"
+_CHOICES: Final = (
+    "rollout_routed_experts", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_top_p_log_probs",
+)  # fmt: skip
 _TRAIN: Final = (
     "tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "ref_log_probs", "entropy",
-    "rollout_position",
+    "rollout_position", *_CHOICES,
 )  # fmt: skip
 _ROLLOUT: Final = (
     "tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "group_index", "status",
+    *_CHOICES,
 )  # fmt: skip
-_OF_ORIGIN: Final = ("weight_versions", "group_index", "status")
+_OF_ORIGIN: Final = ("weight_versions", "group_index", "status", *_CHOICES)
 
 
 def _is_train(look: FileLook) -> bool:
@@ -86,19 +91,32 @@ def _sampler_side(
     if length is None or length > token_ids.size:
         raise row.refusal(f"{length_column} is {length} where tokens has {token_ids.size} entries")
     start = token_ids.size - length
+    experts, kept = _choices(row)
     return LoggedResponse(
         where=row.where,
         prompt_token_ids=token_ids[:start],
         token_ids=token_ids[start:],
         sampled=flags(row, mask_column, length),
         log_mu=row.optional_numbers("rollout_log_probs", length),
+        experts=experts,
+        kept=kept,
+    )
+
+
+def _choices(row: Row) -> tuple[IntArray | None, KeptSets | None]:
+    return (
+        routed_experts(row, "rollout_routed_experts"),
+        ragged_sets(row, "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_top_p_log_probs"),
     )
 
 
 def _with_origin(response: LoggedResponse, origin: Row, step: int | None) -> LoggedResponse:
     """With the step, and with what the row of the rollout dump says of where the response is from."""
+    experts, kept = _choices(origin)
     return replace(
         response,
+        experts=response.experts if experts is None else experts,
+        kept=response.kept if kept is None else kept,
         step=step,
         weight_version=_weight_version(origin),
         group=_group(origin, step),

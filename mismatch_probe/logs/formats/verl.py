@@ -15,11 +15,12 @@ from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind
 from mismatch_probe.logs.pickles import UNREAD, PickleNames, StandIn, Unread
+from mismatch_probe.logs.recorded_choices import routed_experts
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
 from mismatch_probe.records.sequences import LoggedResponse
 
-_COLUMNS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs")
+_COLUMNS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs", "routed_experts")
 
 
 class _JaggedTensor(NamedTuple):
@@ -76,6 +77,7 @@ def _verl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 weight_version=_verl_version(row),
                 group=str(key).partition("_")[0],
                 trajectory=str(key).rpartition("_")[0] if str(key).count("_") > 1 else None,
+                experts=routed_experts(row, "routed_experts"),
             )
 
 
@@ -91,21 +93,25 @@ def _rows(path: Path, file: TorchFile) -> Iterator[tuple[dict[str, Any], Mapping
     fields, tags, keys = (file.content.get(name) for name in ("tensordict", "tags", "keys"))
     if not isinstance(fields, dict) or not isinstance(tags, list) or not isinstance(keys, list):
         raise refusal(path, "it holds no batch of verl")
-    columns = {name: _rows_of_field(path, file, fields[name]) for name in _COLUMNS if name in fields}
+    columns = {
+        name: _rows_of_field(path, file, fields[name], 3 if name == "routed_experts" else 1)
+        for name in _COLUMNS
+        if name in fields
+    }
     if {len(rows) for rows in columns.values()} != {len(tags)} or len(tags) != len(keys):
         raise refusal(path, "its columns are not of the same rows")
     for index, (tag, key) in enumerate(zip(tags, keys, strict=True)):
         yield {name: rows[index] for name, rows in columns.items()}, tag if isinstance(tag, dict) else {}, key
 
 
-def _rows_of_field(path: Path, file: TorchFile, field: Any) -> list[npt.NDArray[Any]]:
+def _rows_of_field(path: Path, file: TorchFile, field: Any, num_axes: int) -> list[npt.NDArray[Any]]:
     if not isinstance(field, _JaggedTensor):
         raise refusal(path, "a column of it is no jagged tensor")
     values, offsets = file.array(field.values), file.array(field.offsets)
-    if values is None or offsets is None or values.ndim != 1 or offsets.ndim != 1 or offsets.dtype.kind != "i":
+    if values is None or offsets is None or values.ndim != num_axes or offsets.ndim != 1 or offsets.dtype.kind != "i":
         raise refusal(path, "a column of it is no jagged tensor")
     ends = offsets.tolist()
-    if not ends or ends[0] != 0 or ends[-1] != values.size or (np.diff(offsets) < 0).any():
+    if not ends or ends[0] != 0 or ends[-1] != len(values) or (np.diff(offsets) < 0).any():
         raise refusal(path, "a column of it has other rows than values")
     return [values[start:end] for start, end in pairwise(ends)]
 

@@ -1,7 +1,7 @@
 """`explain`: what explains each side of a log, and what was tried."""
 
 from mismatch_probe.notation import write_many, write_number, write_percent
-from mismatch_probe.records.findings import Explanation, SideExplanation, Trial
+from mismatch_probe.records.findings import ExpertAgreement, Explanation, SideExplanation, Trial
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Column, Finding, Lines, Note, Section, Table
 
@@ -25,6 +25,7 @@ def explain_answer(explanation: Explanation) -> Answer:
         badge=Badge.of(explanation.verdict),
         facts=[
             f"{write_many(explanation.num_tokens, 'token')} of {write_many(explanation.num_responses, 'response')}",
+            *([] if explanation.experts is None else [experts_sentence(explanation.experts)]),
         ],
         advice=explanation.verdict.advice,
         table=_sides_of_log(explanation),
@@ -50,7 +51,38 @@ def _explain_sections(explanation: Explanation) -> list[Section]:
                     [f"{what}: {why}" for what, why in side.left_out.items()],
                 )
             )
+    if explanation.experts is not None:
+        blocks.append(_experts_by_layer(explanation.experts))
     return [Section("tried", "What was tried", "Each row was computed from the checkpoint.", blocks)]
+
+
+def experts_sentence(experts: ExpertAgreement) -> str:
+    """How far the experts of the log are those of the checkpoint, and which shift would make them so."""
+    total = f"{write_many(experts.num_places, 'place')} (token and layer)"
+    equal = f"the log's experts are the checkpoint's at {write_percent(experts.agreement)} of {total}"
+    if experts.agreement_shifted is None:
+        return equal
+    shifts = (
+        (experts.layer_shift, "layer", "behind", "before"),
+        (experts.token_shift, "token", "late", "early"),
+    )
+    places = [
+        f"{write_many(abs(by), what)} {behind if by > 0 else before}" for by, what, behind, before in shifts if by
+    ]
+    return (
+        f"the log's experts stand {' and '.join(places)} of the checkpoint's: {write_percent(experts.agreement)} of "
+        f"{total} are equal as they stand, {write_percent(experts.agreement_shifted)} with that undone"
+    )
+
+
+def _experts_by_layer(experts: ExpertAgreement) -> Table:
+    columns: list[Column[tuple[str, float]]] = [
+        Column("layer", lambda each: each[0]),
+        Column("equal", lambda each: write_percent(each[1])),
+    ]
+    return Table.of(
+        "Experts of the log that the checkpoint's routers take too", list(experts.by_layer.items()), columns
+    )
 
 
 def _sides_of_log(explanation: Explanation) -> Table:

@@ -8,8 +8,17 @@ Where the numbers of an imported run come from, and what was seen in the log bef
 from collections.abc import Sequence
 from typing import Final
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_share, write_size
-from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, TurnBreak, TurnReading
+from mismatch_probe.notation import (
+    ABSENT,
+    write_count,
+    write_estimate,
+    write_many,
+    write_percent,
+    write_share,
+    write_size,
+)
+from mismatch_probe.records.log_readings import TurnBreak, TurnReading
+from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import limits as drawing
 from mismatch_probe.report.names import PairStyle, StyleOf, pair_key, pair_label, pair_styles, visible
@@ -197,6 +206,8 @@ def log(manifest: Manifest) -> Section | None:
         blocks.append(Note("What the log does not say was assumed:", _assumptions(origin)))
     if origin.turns is not None:
         blocks += _turns(origin.turns)
+    if origin.experts is not None or origin.kept_sets is not None:
+        blocks.append(_choices(origin))
     if origin.notes:
         blocks.append(_notes(origin))
     return Section(
@@ -254,6 +265,36 @@ def _turns(turns: TurnReading) -> list[Block]:
         ]
         blocks.append(Table.of("Where turns first break", turns.breaks, columns, is_stacked=True))
     return blocks
+
+
+def _choices(origin: LogOrigin) -> Table:
+    """How much of the sampler's choices a trainer can replay."""
+    rows: list[list[Cell]] = []
+    if (experts := origin.experts) is not None:
+        faults = {
+            "missing": experts.num_places - experts.num_recorded,
+            "no expert's number": experts.num_invalid,
+            "an expert twice": experts.num_repeated,
+        }
+        rows += [
+            ["layers recorded, of them empty", f"{experts.num_layers}, {len(experts.empty_layers)}", ""],
+            [
+                "experts that can be replayed, of tokens and layers",
+                f"{write_count(experts.num_usable)} of {write_count(experts.num_places)}",
+                write_percent(experts.coverage),
+            ],
+        ]
+        for what, number in faults.items():
+            if number:
+                rows.append([f"experts: {what}", write_count(number), ""])
+    if (sets := origin.kept_sets) is not None:
+        counts = {"sampled tokens with a set": (sets.num_cut, sets.num_tokens, sets.coverage)}
+        counts["sets that hold their token"] = (sets.num_inside, sets.num_cut, sets.agreement)
+        rows += [
+            [what, f"{write_count(part)} of {write_count(total)}", write_percent(share)]
+            for what, (part, total, share) in counts.items()
+        ]
+    return Table("What can be replayed of the sampler's choices", ["", "number", "share"], rows)
 
 
 def _ids_of_break(text: str, ids: Sequence[int], count: int) -> str:

@@ -4,12 +4,12 @@ from typing import Final
 
 from mismatch_probe.errors import note_in_error
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.verdict.signatures import context, recording, sampling, weights
+from mismatch_probe.verdict.signatures import context, places, recording, sampling, weights
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, Signature
 
 __all__ = ["MODULES", "Signature", "signatures"]
 
-MODULES: Final = (context, recording, sampling, weights)
+MODULES: Final = (context, places, recording, sampling, weights)
 """Their tests are registered when they are imported."""
 
 

@@ -6,22 +6,17 @@ and text before it matters most.
 The first token attends to itself alone, whatever the positions are, and differences of rotation grow with distance. So
 the sides agree at the start of the context and part with the place in it, at once where a window ends.
 
-What works in blocks (chunked prefill, a paged cache, tiles of a kernel) errs at places that are congruent modulo the
-block, whatever stands there, and no other token knows of it.
-
 The extra or missing tokens weigh most where little else is in the context, and fade as it fills. A first token that is
 there twice changes nothing at the first place, since both copies say the same, and shows from the second on.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.notation import write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause
-from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
+from mismatch_probe.stats.sequences import Mask
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, Profile, profile_along
 
 FAR_BEYOND = 10.0
@@ -232,124 +227,3 @@ def _is_of_text(context: ContextProfile) -> bool:
         return context.first_place <= LATE and (fades or at_once)
     to_responses = context.size_later < FADED and context.along.slope < MOST_SLOPE
     return to_responses or context.last < FADED or (context.along.slope < STEEP_SLOPE and context.size_later < 1)
-
-
-BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(4, 13)])
-"""Sizes that chunks, pages and tiles have, in tokens."""
-
-LEAST_TOKENS_OF_PERIOD = 256
-LEAST_PROMPTS = 3
-"""Text that repeats, as the rows of a table do, has a period too, in the responses to one prompt."""
-LEAST_AT_PHASE = 8
-"""Tokens at one phase, uncertain ones."""
-
-OUTSTANDING = 3.0
-"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least."""
-
-STANDARD_ERRORS = 8.0
-"""By which the size at the phase lies above that of others; the largest of 100,000 normal numbers lies 4.3 above."""
-
-STANDARD_ERRORS_OF_REST = 4.0
-"""The same without the block that shows it most: a place at which every response does something is no period."""
-
-FELL = 0.5
-"""Nats by which one side's log-prob falls further at the phase than the other's where the log alone names the side."""
-
-
-@dataclass(frozen=True)
-class Period:
-    """Places of the context, modulo a block, at which the sides lie apart."""
-
-    block: int
-    phase: int
-    times: float
-    """The size at the phase over that elsewhere, in geometric means."""
-    at_phase: Mask
-    """The uncertain tokens at it [T]."""
-
-
-def period_of(disagreement: Disagreement) -> Period | None:
-    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
-    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
-        return None
-    sizes = np.log(disagreement.logit_errors[uncertain])
-    rows = sequences.spread(np.arange(sequences.num_sequences))[uncertain]
-    sizes = sizes - (np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))[rows]
-    places = disagreement.places[uncertain].astype(np.int64) - 1
-    best = max(
-        ((*_outstanding_phase(sizes, places, block), block) for block in BLOCKS if 2 * block <= places.max() + 1),
-        default=(0.0, 0, 0),
-    )
-    score, phase, block = best
-    if score < STANDARD_ERRORS:
-        return None
-    is_at = places % block == phase
-    times = float(np.exp(sizes[is_at].mean() - sizes[~is_at].mean()))
-    numbers = places[is_at] // block
-    per_block = np.bincount(numbers, sizes[is_at])
-    rest = is_at & (places // block != per_block.argmax())
-    num_prompts = len(np.unique(sequences.cluster_index[rows[is_at]]))
-    if times < OUTSTANDING or num_prompts < LEAST_PROMPTS or not rest.any():
-        return None
-    of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
-    if of_rest < STANDARD_ERRORS_OF_REST:
-        return None
-    at_phase = np.zeros_like(uncertain)
-    at_phase[np.flatnonzero(uncertain)[is_at]] = True
-    return Period(block, phase, times, at_phase)
-
-
-def _outstanding_phase(sizes: Floats, places: Ints, block: int) -> tuple[float, int]:
-    """The phase whose tokens are the largest, and by how many standard errors."""
-    counts = np.bincount(places % block, minlength=block)
-    means = np.bincount(places % block, sizes, minlength=block) / np.maximum(counts, 1)
-    scores = np.where(counts >= LEAST_AT_PHASE, (means - sizes.mean()) * np.sqrt(counts) / max(sizes.std(), 1e-12), 0)
-    return float(scores.max()), int(scores.argmax())
-
-
-@SIGNATURES.of(Code.PERIOD)
-def period(disagreement: Disagreement) -> Cause | None:
-    """The cause where the sides lie apart at places of the context that are congruent modulo a block."""
-    seams = period_of(disagreement)
-    if seams is None:
-        return None
-    side, how = _side_of_period(disagreement, seams)
-    share = float((disagreement.pair.diff[seams.at_phase] ** 2).sum() / (disagreement.pair.diff**2).sum())
-    return Cause.of(
-        Code.PERIOD,
-        side=side,
-        block=seams.block,
-        phase=seams.phase,
-        evidence=[
-            f"{write_many(int(seams.at_phase.sum()), 'token')} whose place in the context, from 0, leaves "
-            f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others "
-            f"of equal uncertainty, and make {write_percent(share)} of the square of d",
-            how,
-        ],
-    )
-
-
-def _side_of_period(disagreement: Disagreement, seams: Period) -> tuple[str, str]:
-    """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
-    pair, other_tokens = disagreement.pair, disagreement.uncertain & ~seams.at_phase
-    if pair.log_ref is not None:
-        times_pi, times_mu = (
-            _median(np.abs(difference(leg, pair.log_ref)), seams.at_phase)
-            / max(_median(np.abs(difference(leg, pair.log_ref)), other_tokens), disagreement.floor)
-            for leg in (pair.log_pi, pair.log_mu)
-        )
-        side = "The training path" if times_pi > times_mu else "The engine"
-        return side, (
-            f"median error against the reference there, over that elsewhere: pi {write_number(times_pi)}, mu "
-            f"{write_number(times_mu)}"
-        )
-    falls = [float(leg[other_tokens].mean() - leg[seams.at_phase].mean()) for leg in (pair.log_pi, pair.log_mu)]
-    how = f"the mean log-prob there is lower by {write_number(falls[0])} nats for pi, {write_number(falls[1])} for mu"
-    if abs(falls[0] - falls[1]) < FELL:
-        return "One side", how
-    return ("The training path" if falls[0] > falls[1] else "The engine"), how
-
-
-def _median(values: Floats, mask: Mask) -> float:
-    return float(np.median(values[mask]))

@@ -1,0 +1,118 @@
+"""What an import reads of a log besides numbers: its turns, and the choices of the sampler that it records."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Entry(BaseModel):
+    """A part of a document that is still being written; no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TurnBreak(Entry):
+    """The first turn of a trajectory whose prompt does not begin with the prompt and the completion of the turn before.
+
+    num_old tokens from `position` on became num_new others; the ids and texts are their first few.
+    """
+
+    where: str
+    turn: int
+    """Counted from 0."""
+    kind: str
+    """`retokenized` (tokens merged or split), `dropped` (a block left out of what was sampled), `template` (a header,
+    the end of a turn, what a template inserts), `observation` (what a tool wrote), `rewritten`.
+    """
+    position: int
+    num_old: int
+    num_new: int
+    old_ids: list[int] = []
+    new_ids: list[int] = []
+    old_text: str = ""
+    new_text: str = ""
+
+
+class TurnReading(Entry):
+    """The trajectories of a log that have several turns."""
+
+    num_trajectories: int = 0
+    num_turns: int = 0
+    """After the first of their trajectory, without those that begin anew or repeat a prompt."""
+    num_broken: int = 0
+    """Of these, whose prompt begins with the prompt and the completion of no turn before."""
+    num_broken_trajectories: int = 0
+    num_restarts: int = 0
+    """Turns that share no more than the first prompt with the turn before, and nothing after it: a sub-agent's, or
+    after a summary.
+    """
+    num_joined: int = 0
+    """Turns behind a break that `joined/` has as a trainer that joins the turns."""
+    kinds: dict[str, int] = {}
+    """The trajectories by the kind of their first break."""
+    breaks: list[TurnBreak] = []
+    """The first of these."""
+
+    @property
+    def broken_share(self) -> float:
+        """The share of turns that break the prefix."""
+        return self.num_broken / self.num_turns if self.num_turns else 0.0
+
+
+class ExpertReading(Entry):
+    """The experts that a log records, at the places that a trainer replays: each layer that has some, of the token
+    before each sampled one.
+    """
+
+    num_layers: int
+    num_chosen: int
+    """Of a token in a layer."""
+    empty_layers: list[int] = []
+    """Layers of which nothing is recorded, as dense ones have nothing."""
+    num_responses: int
+    """That record experts."""
+    num_misfits: int = 0
+    """Of these, with other numbers of tokens, layers or experts than the others or their own ids."""
+    num_places: int
+    """Of all responses, in the layers that are not empty."""
+    num_recorded: int
+    num_invalid: int = 0
+    """Recorded, with a number that is no expert."""
+    num_repeated: int = 0
+    """Recorded, with an expert twice."""
+    shift: int = 0
+    """By how many tokens the rows stand too late, as like tokens show that have like experts; 0 where none is seen."""
+
+    @property
+    def num_usable(self) -> int:
+        return self.num_recorded - self.num_invalid - self.num_repeated
+
+    @property
+    def coverage(self) -> float:
+        """The share of places whose experts can be replayed."""
+        return self.num_usable / self.num_places if self.num_places else 0.0
+
+
+class KeptReading(Entry):
+    """The sets of ids that a sampler drew from, as top-p and its like left them."""
+
+    num_responses: int
+    """That record sets."""
+    num_misfits: int = 0
+    """Of these, with another number of sets than tokens."""
+    num_tokens: int
+    """Sampled, of all responses."""
+    num_cut: int
+    """Of these, with a set that is not empty."""
+    num_inside: int
+    """Of these, whose own id is in it."""
+    shift: int = 0
+    """By how many tokens the sets stand too late; 0 where they stand right or at no shift of one."""
+
+    @property
+    def coverage(self) -> float:
+        """The share of sampled tokens with a set."""
+        return self.num_cut / self.num_tokens if self.num_tokens else 0.0
+
+    @property
+    def agreement(self) -> float:
+        """The share of sets that hold their token."""
+        return self.num_inside / self.num_cut if self.num_cut else 1.0

@@ -1,0 +1,323 @@
+"""Causes at places of the context: once in every block, or from one place on.
+
+What works in blocks (chunked prefill, a paged cache, tiles of a kernel) errs at places that are congruent modulo the
+block, whatever stands there, and no other token knows of it.
+
+What has a limit (a sliding window, the top-k of a sparse index, the longest context less the draft tokens) errs from
+one place of the context on, whatever the response's own place is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.causes.comparison import Code
+from mismatch_probe.notation import write_count, write_many, write_number, write_percent
+from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
+from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement
+
+BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(4, 13)])
+"""Sizes that chunks, pages and tiles have, in tokens."""
+
+LEAST_TOKENS_OF_PERIOD = 256
+LEAST_PROMPTS = 3
+"""Text that repeats, as the rows of a table do, has a period too, in the responses to one prompt."""
+LEAST_AT_PHASE = 8
+"""Tokens at one phase, uncertain ones."""
+
+OUTSTANDING = 3.0
+"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least."""
+
+STANDARD_ERRORS = 8.0
+"""By which the size at the phase lies above that of others; the largest of 100,000 normal numbers lies 4.3 above."""
+
+STANDARD_ERRORS_OF_REST = 4.0
+"""The same without the block that shows it most: a place at which every response does something is no period."""
+
+FELL = 0.5
+"""Nats by which one side's log-prob falls further at the phase than the other's where the log alone names the side."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """Places of the context, modulo a block, at which the sides lie apart."""
+
+    block: int
+    phase: int
+    times: float
+    """The size at the phase over that elsewhere, in geometric means."""
+    at_phase: Mask
+    """The uncertain tokens at it [T]."""
+
+
+def period_of(disagreement: Disagreement) -> Period | None:
+    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
+    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
+        return None
+    sizes = np.log(disagreement.logit_errors[uncertain])
+    rows = sequences.spread(np.arange(sequences.num_sequences))[uncertain]
+    sizes = sizes - (np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))[rows]
+    places = disagreement.places[uncertain].astype(np.int64) - 1
+    best = max(
+        ((*_outstanding_phase(sizes, places, block), block) for block in BLOCKS if 2 * block <= places.max() + 1),
+        default=(0.0, 0, 0),
+    )
+    score, phase, block = best
+    if score < STANDARD_ERRORS:
+        return None
+    is_at = places % block == phase
+    times = float(np.exp(sizes[is_at].mean() - sizes[~is_at].mean()))
+    numbers = places[is_at] // block
+    per_block = np.bincount(numbers, sizes[is_at])
+    rest = is_at & (places // block != per_block.argmax())
+    num_prompts = len(np.unique(sequences.cluster_index[rows[is_at]]))
+    if times < OUTSTANDING or num_prompts < LEAST_PROMPTS or not rest.any():
+        return None
+    of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
+    if of_rest < STANDARD_ERRORS_OF_REST:
+        return None
+    at_phase = np.zeros_like(uncertain)
+    at_phase[np.flatnonzero(uncertain)[is_at]] = True
+    return Period(block, phase, times, at_phase)
+
+
+def _outstanding_phase(sizes: Floats, places: Ints, block: int) -> tuple[float, int]:
+    """The phase whose tokens are the largest, and by how many standard errors."""
+    counts = np.bincount(places % block, minlength=block)
+    means = np.bincount(places % block, sizes, minlength=block) / np.maximum(counts, 1)
+    scores = np.where(counts >= LEAST_AT_PHASE, (means - sizes.mean()) * np.sqrt(counts) / max(sizes.std(), 1e-12), 0)
+    return float(scores.max()), int(scores.argmax())
+
+
+@SIGNATURES.of(Code.PERIOD)
+def period(disagreement: Disagreement) -> Cause | None:
+    """The cause where the sides lie apart at places of the context that are congruent modulo a block."""
+    seams = period_of(disagreement)
+    if seams is None:
+        return None
+    side, how = _side_that_errs(disagreement, seams.at_phase)
+    share = float((disagreement.pair.diff[seams.at_phase] ** 2).sum() / (disagreement.pair.diff**2).sum())
+    return Cause.of(
+        Code.PERIOD,
+        side=side,
+        block=seams.block,
+        phase=seams.phase,
+        evidence=[
+            f"{write_many(int(seams.at_phase.sum()), 'token')} whose place in the context, from 0, leaves "
+            f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others "
+            f"of equal uncertainty, and make {write_percent(share)} of the square of d",
+            how,
+        ],
+    )
+
+
+def _side_that_errs(disagreement: Disagreement, is_off: Mask) -> tuple[str, str]:
+    """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
+    pair, other_tokens = disagreement.pair, disagreement.uncertain & ~is_off
+    if pair.log_ref is not None:
+        times_pi, times_mu = (
+            _median(np.abs(difference(leg, pair.log_ref)), is_off)
+            / max(_median(np.abs(difference(leg, pair.log_ref)), other_tokens), disagreement.floor)
+            for leg in (pair.log_pi, pair.log_mu)
+        )
+        side = "The training path" if times_pi > times_mu else "The engine"
+        return side, (
+            f"median error against the reference there, over that elsewhere: pi {write_number(times_pi)}, mu "
+            f"{write_number(times_mu)}"
+        )
+    falls = [float(leg[other_tokens].mean() - leg[is_off].mean()) for leg in (pair.log_pi, pair.log_mu)]
+    how = f"the mean log-prob there is lower by {write_number(falls[0])} nats for pi, {write_number(falls[1])} for mu"
+    if abs(falls[0] - falls[1]) < FELL:
+        return "One side", how
+    if falls[0] > falls[1]:
+        how += "; that of tokens which an engine samples from what it computes wrongly falls too"
+    return ("The training path" if falls[0] > falls[1] else "The engine"), how
+
+
+def _median(values: Floats, mask: Mask) -> float:
+    return float(np.median(values[mask]))
+
+
+LEAST_BEHIND = 8
+"""Uncertain tokens from the place on."""
+
+MOST_RESPONSES = 1024
+MOST_PLACES = 2048
+AT_ONCE = 0.7
+"""Least share of the rise that lies between the tokens right before the place and those from it on: what grows with the
+place has none of it there."""
+
+NEAR = 64
+"""Tokens that are compared there, on either side."""
+
+OF_PROMPTS = 0.75
+"""Least share of the prompts whose responses rise there."""
+
+OF_ANOTHER_KIND = 1.02
+"""Times the score that places of the response, from its start or its end, have at most."""
+
+LAST_PLACES = 64
+"""So many before the longest context look like its limit."""
+
+
+@dataclass(frozen=True)
+class Onset:
+    """The place of the context, from 0, from which on the sides lie apart."""
+
+    place: int
+    first_possible: int
+    """No unsure token stands between this place and `place`."""
+    longest: int
+    """The context of the longest response."""
+    times: float
+    """The size from there on over that before, in geometric means."""
+    behind: Mask
+    """The unsure tokens from there on [T]."""
+
+    @property
+    def words(self) -> str:
+        """What the place looks like."""
+        limit = next((size for size in _LIMITS if self.first_possible - 1 <= size <= self.place), None)
+        if limit is not None:
+            what = f"a sliding window or a sparse index of {write_count(limit)} tokens"
+            return f", as where {what} ends"
+        if self.longest - self.place <= LAST_PLACES:
+            num_last = write_many(self.longest - self.place, "place")
+            what = "the last" if self.longest - self.place > 1 else "that is the last"
+            return (
+                f", {what} {num_last} before the longest context ({write_count(self.longest)}), as where draft tokens "
+                "run beyond max_model_len"
+            )
+        return ""
+
+
+_LIMITS: Final = sorted({2**power for power in range(5, 18)} | {3 * 2**power for power in range(4, 15)})
+"""Sizes that windows and sparse indices have, in tokens."""
+
+
+def onset_of(disagreement: Disagreement) -> Onset | None:
+    """The place from which on the deviation is three times as large, at once, in responses to three prompts that have
+    tokens on both sides of it; None where there is none.
+    """
+    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    rows = sequences.spread(np.arange(sequences.num_sequences))
+    is_seen = uncertain & (rows < MOST_RESPONSES)
+    if is_seen.sum() < LEAST_TOKENS_OF_PERIOD:
+        return None
+    rows, sizes = rows[is_seen], np.log(disagreement.logit_errors[is_seen])
+    places = disagreement.places[is_seen].astype(np.int64) - 1
+    place, score = _best_place(sizes, places, rows)
+    if score < STANDARD_ERRORS or score * OF_ANOTHER_KIND < max(
+        _best_place(sizes, other, rows)[1] for other in _other_places(disagreement, is_seen, places)
+    ):
+        return None
+    is_behind = places >= place
+    rises, weights = _rises(sizes, is_behind, rows)
+    clusters = sequences.cluster_index[np.unique(rows)]
+    of_prompts = np.bincount(clusters, rises * weights, minlength=1), np.bincount(clusters, weights, minlength=1)
+    has_both = of_prompts[1] > 0
+    prompt_rises = of_prompts[0][has_both] / of_prompts[1][has_both]
+    if has_both.sum() < LEAST_PROMPTS or (prompt_rises > 0).mean() < OF_PROMPTS or is_behind.sum() < LEAST_BEHIND:
+        return None
+    rise = float((rises * weights).sum() / weights.sum())
+    pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
+    is_rest = np.arange(pull.size) != pull.argmax()
+    spread = float(np.std(sizes - _means(sizes, rows)[rows]))
+    rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
+    if np.exp(rise) < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
+        return None
+    behind = np.zeros_like(uncertain)
+    behind[np.flatnonzero(is_seen)[is_behind]] = True
+    return Onset(
+        place=place,
+        first_possible=int(places[places < place].max()) + 1,
+        longest=int(disagreement.places.max()),
+        times=float(np.exp(rise)),
+        behind=behind,
+    )
+
+
+def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> Iterator[Ints]:
+    """Each token's place in its response, and from its end, where these are no places of the context."""
+    sequences = disagreement.pair.sequences
+    own = sequences.positions.astype(np.int64)[is_seen]
+    from_end = own - sequences.spread(sequences.lengths)[is_seen]
+    for other in (own, from_end):
+        yield other if np.unique(places - other).size > 1 else np.zeros_like(other)
+
+
+def _best_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
+    """The place from which on sizes of the same responses rise most surely, and by how many standard errors."""
+    candidates = np.unique(places)[1:]
+    if not candidates.size:
+        return 0, 0.0
+    if candidates.size > MOST_PLACES:
+        candidates = candidates[np.linspace(0, candidates.size - 1, MOST_PLACES).astype(np.int64)]
+    pulls, weights = np.zeros(candidates.size), np.zeros(candidates.size)
+    ends = np.flatnonzero(np.diff(rows, append=rows[-1] + 1)) + 1
+    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        before = np.searchsorted(places[start:end], candidates)
+        sums = np.concatenate([[0.0], np.cumsum(sizes[start:end])])
+        behind = end - start - before
+        weight = before * behind / (end - start)
+        has_both = weight > 0
+        rise = (sums[-1] - sums[before]) / np.maximum(behind, 1) - sums[before] / np.maximum(before, 1)
+        pulls += np.where(has_both, rise * weight, 0)
+        weights += weight
+    spread = float(np.std(sizes - _means(sizes, rows)[rows]))
+    scores = pulls / np.sqrt(np.maximum(weights, 1e-12)) / max(spread, 1e-12)
+    best = int(scores.argmax())
+    return int(candidates[best]), float(scores[best])
+
+
+def _means(sizes: Floats, rows: Ints) -> Floats:
+    """By row."""
+    return np.asarray(np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))
+
+
+def _rises(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
+    """By how much each response's sizes rise, and the weight of that; of the rows that have a token, in order."""
+    numbers = np.unique(rows, return_inverse=True)[1]
+    counts = [
+        np.bincount(numbers[of], minlength=numbers.max() + 1).astype(np.float64) for of in (is_behind, ~is_behind)
+    ]
+    means = [
+        np.bincount(numbers[of], sizes[of], minlength=numbers.max() + 1) / np.maximum(count, 1)
+        for of, count in zip((is_behind, ~is_behind), counts, strict=True)
+    ]
+    weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
+    return np.where(weights > 0, means[0] - means[1], 0.0), weights
+
+
+def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
+    """From the tokens right before the place to those right behind it."""
+    before, behind = np.flatnonzero(places < place), np.flatnonzero(places >= place)
+    nearest_before = before[np.argsort(-places[before], kind="stable")[:NEAR]]
+    nearest_behind = behind[np.argsort(places[behind], kind="stable")[:NEAR]]
+    return float(sizes[nearest_behind].mean() - sizes[nearest_before].mean())
+
+
+@SIGNATURES.of(Code.ONSET)
+def onset(disagreement: Disagreement) -> Cause | None:
+    """The cause where the sides lie apart from one place of the context on."""
+    found_onset = onset_of(disagreement)
+    if found_onset is None:
+        return None
+    side, how = _side_that_errs(disagreement, found_onset.behind)
+    share = float((disagreement.pair.diff[found_onset.behind] ** 2).sum() / (disagreement.pair.diff**2).sum())
+    return Cause.of(
+        Code.ONSET,
+        side=side,
+        place=write_count(found_onset.place),
+        what=found_onset.words,
+        evidence=[
+            f"{write_many(int(found_onset.behind.sum()), 'token')} from place {write_count(found_onset.place)} of the "
+            f"context on (counted from 0) deviate {write_number(found_onset.times)} times as much as the tokens before "
+            f"it, of equal uncertainty, and make {write_percent(share)} of the square of d",
+            how,
+        ],
+    )

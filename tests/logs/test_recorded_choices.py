@@ -1,0 +1,161 @@
+"""Experts and sets as each system's files hold them."""
+
+import json
+from base64 import b64encode
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatch_probe.errors import UsageError
+from mismatch_probe.records.sequences import IntArray, LoggedResponse
+from tests.logs.choices import rows_of, with_experts, with_sets
+from tests.logs.reading import DATA, lines_of, read, written
+from tests.logs.test_formats import TestSkyrl, written_batch
+
+EXPERTS = np.arange(24).reshape(4, 3, 2)
+ROW = {"prompt_token_ids": [1, 2], "token_ids": [5, 6, 7], "logprobs": [-0.1, -0.2, -0.3]}
+
+
+def npy(array: IntArray) -> str:
+    buffer = BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return b64encode(buffer.getvalue()).decode()
+
+
+def only(path: Path) -> LoggedResponse:
+    [response], _ = read(path)
+    return response
+
+
+def test_the_plain_format_has_lists_and_nulls(tmp_path: Path) -> None:
+    experts = EXPERTS.tolist()
+    experts[1] = None
+    rows = [ROW | {"routed_experts": experts, "kept_token_ids": [[5, 9], None, []]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    for path in (written(tmp_path / "rows.jsonl", rows), tmp_path / "rows.parquet"):
+        response = only(path)
+        assert response.experts is not None
+        assert response.kept is not None
+        assert response.experts[0].tolist() == EXPERTS[0].tolist()
+        assert (response.experts[1] == -1).all()
+        assert (response.kept.ids.tolist(), response.kept.sizes.tolist()) == ([5, 9], [2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"routed_experts": [[1, 2], [3, 4]]},
+        {"routed_experts": [[[0.5, 1.0]]]},
+        {"routed_experts": "nothing"},
+        {"routed_experts": npy(np.zeros((2, 2, 2)))},
+        {"routed_experts": npy(EXPERTS)[:-24]},
+        {"kept_token_ids": [1, 2, 3]},
+        {"kept_token_ids": [[-1], [2], [3]]},
+        {"kept_token_ids": [["a"], [2], [3]]},
+    ],
+)
+def test_what_is_neither_experts_nor_sets_is_refused_with_its_column(tmp_path: Path, column: dict) -> None:
+    path = written(tmp_path / "rows.jsonl", [ROW | column])
+    with pytest.raises(UsageError, match=f"line 1.*{next(iter(column))}"):
+        read(path)
+
+
+def test_a_header_that_promises_more_than_there_is_takes_no_memory(tmp_path: Path) -> None:
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<i4", "fortran_order": False, "shape": (2**30, 64, 8)})
+    row = ROW | {"routed_experts": b64encode(buffer.getvalue()).decode()}
+    with pytest.raises(UsageError, match="routed_experts"):
+        read(written(tmp_path / "rows.jsonl", [row]))
+
+
+def test_answers_of_vllm_have_experts_in_base64_and_sets_as_lists(tmp_path: Path) -> None:
+    rows = lines_of(DATA / "vllm_responses" / "answers.jsonl")
+    choice = next(choice for row in rows for choice in row["choices"] if choice.get("token_ids"))
+    choice |= {"routed_experts": npy(EXPERTS.astype(np.uint8)), "sampling_mask": [[one] for one in choice["token_ids"]]}
+    responses, _ = read(written(tmp_path / "answers.jsonl", rows))
+    [response] = [response for response in responses if response.experts is not None]
+    assert response.experts is not None
+    assert response.kept is not None
+    assert response.experts.tolist() == EXPERTS.tolist()
+    assert response.kept.ids.tolist() == response.token_ids.tolist()
+
+
+@pytest.mark.parametrize("folder", ["train_data", "rollout_data"])
+def test_slime_has_tensors_of_experts_and_ragged_sets(tmp_path: Path, folder: str) -> None:
+    content = torch.load(DATA / "slime" / folder / "0.pt", weights_only=True)
+    for sample in content["samples"]:
+        length = int(sample["response_lengths" if folder == "train_data" else "response_length"])
+        sample |= {
+            "rollout_routed_experts": torch.ones(len(sample["tokens"]) - 1, 4, 2, dtype=torch.int32),
+            "rollout_top_p_token_ids": torch.arange(2 * length, dtype=torch.int32),
+            "rollout_top_p_token_offsets": torch.arange(0, 2 * length + 1, 2, dtype=torch.int32),
+            "rollout_top_p_log_probs": torch.full((2 * length,), -0.7),
+        }
+    torch.save(content, tmp_path / "0.pt")
+    responses, _ = read(tmp_path / "0.pt")
+    assert responses
+    for response in responses:
+        assert response.experts is not None
+        assert response.kept is not None
+        assert response.kept.logprobs is not None
+        assert response.experts.shape == (response.prompt_token_ids.size + response.token_ids.size - 1, 4, 2)
+        assert (response.kept.sizes == 2).all()
+
+
+def test_an_array_of_numpy_in_a_dump_is_not_read_and_breaks_nothing(tmp_path: Path) -> None:
+    content = torch.load(DATA / "slime" / "rollout_data" / "0.pt", weights_only=True)
+    content["samples"][0]["rollout_routed_experts"] = np.ones((5, 4, 2), np.int32)
+    torch.save(content, tmp_path / "0.pt")
+    assert all(response.experts is None for response in read(tmp_path / "0.pt")[0])
+
+
+def test_skyrl_pads_experts_and_sets_as_its_sequences(tmp_path: Path) -> None:
+    def add(columns: dict) -> None:
+        rows, width = columns["sequences"]["shape"]
+        length = columns["response_mask"]["shape"][1]
+        experts = np.broadcast_to(np.arange(width)[None, :, None, None], (rows, width, 3, 2)).astype(np.int16)
+        support = np.broadcast_to(np.array([7, -1]), (rows, length, 2)).astype(np.int32)
+        for name, array in (("rollout_expert_indices", experts), ("rollout_sample_support", support)):
+            columns[name] = {
+                "format": "numpy",
+                "data": array.tobytes(),
+                "shape": array.shape,
+                "dtype": str(array.dtype),
+            }
+
+    responses, _ = read(written_batch(tmp_path, TestSkyrl.FILE.read_bytes(), add))
+    for response in responses:
+        assert response.experts is not None
+        assert response.kept is not None
+        num_tokens = response.prompt_token_ids.size + response.token_ids.size
+        assert len(response.experts) == num_tokens
+        assert response.experts[0, 0, 0] == response.num_padding
+        assert response.kept.sizes.tolist() == [1] * response.token_ids.size
+
+
+def test_verl_has_jagged_experts_with_a_row_of_zeros_at_the_end() -> None:
+    """The first file of `data/verl`, to which tensordict 0.15.3 wrote `routed_experts`, a layer of them dense."""
+    responses, _ = read(Path(__file__).parent / "recorded")
+    assert len(responses) == 3
+    for response in responses:
+        assert response.experts is not None
+        num_tokens = response.prompt_token_ids.size + response.token_ids.size
+        assert response.experts.shape == (num_tokens, 4, 2)
+        assert not response.experts[-1].any()
+        assert not response.experts[:, 0].any()
+
+
+def test_the_plain_lines_of_a_log_are_the_log(tmp_path: Path) -> None:
+    for log in (with_experts(1, responses=2), with_sets(1, responses=2)):
+        responses, _ = read(written(tmp_path / "rows.jsonl", json.loads(json.dumps(rows_of(log)))))
+        for one, other in zip(responses, log, strict=True):
+            if other.experts is not None:
+                assert np.array_equal(np.asarray(one.experts), other.experts)
+            if other.kept is not None:
+                assert one.kept is not None
+                assert np.array_equal(one.kept.ends, other.kept.ends)

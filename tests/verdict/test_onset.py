@@ -1,0 +1,161 @@
+"""A deviation from one place of the context on is named with the place and the side, from the log alone too."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_probe.causes.comparison import Code
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.verdict.signatures.places import onset, onset_of
+from mismatch_probe.verdict.signatures.profile import Disagreement
+from tests.verdict import simulated
+
+BF16 = Dtype.BF16
+
+
+def bf16_world(seed: int = 0, *, responses: int = 48, prompt: int = 0, tokens: int = 300) -> simulated.World:
+    made = simulated.world(responses, tokens, prompt=prompt, seed=seed)
+    lengths = made.generator.integers(5, 90, responses) if not prompt else made.prompt_lengths
+    return replace(made, prompt_lengths=lengths)
+
+
+def behind(made: simulated.World, place: int, nats: float, side: str, *, has_reference: bool = True) -> Disagreement:
+    """One side's logits are off by `nats` from a place of the context, from 0, on."""
+    places = made.places.astype(int) - 1
+    off = made.generator.normal(size=made.logits.shape) * nats * (places >= place)[:, None]
+    disagreement = simulated.with_logits(made, BF16, **{side: made.logits + off})
+    disagreement = replace(disagreement, is_settled=False)
+    if has_reference:
+        return disagreement
+    return replace(disagreement, pair=replace(disagreement.pair, log_ref=None), floor=1e-6)
+
+
+@pytest.mark.parametrize("side", ["pi", "mu"])
+@pytest.mark.parametrize("nats", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("place", [97, 129, 257])
+def test_place_and_side_are_named(place: int, nats: float, side: str) -> None:
+    disagreement = behind(bf16_world(), place, nats, side)
+    seen = onset_of(disagreement)
+    assert seen is not None
+    assert seen.first_possible <= place <= seen.place
+    cause = onset(disagreement)
+    assert cause is not None
+    assert cause.code == Code.ONSET
+    who = {"pi": "The training path", "mu": "The engine"}[side]
+    assert cause.sentence.startswith(f"{who} departs from place {seen.place} of the context on, as where a sliding")
+    assert str(place - 1) in cause.sentence
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("nats", [0.3, 1.0, 3.0])
+def test_a_log_alone_names_the_place(nats: float, seed: int) -> None:
+    seen = onset_of(behind(bf16_world(seed), 200, nats, "pi", has_reference=False))
+    assert seen is not None
+    assert abs(seen.place - 200) <= 2
+
+
+@pytest.mark.parametrize("nats", [2.0, 4.0, 8.0])
+@pytest.mark.parametrize("side", ["pi", "mu"])
+@pytest.mark.parametrize("drafts", [2, 4, 7])
+def test_the_last_places_before_the_limit_are_named_with_the_side_whose_numbers_are_off(
+    drafts: int, side: str, nats: float
+) -> None:
+    """Half of the responses run into the longest context, where the log-probs of one side are too low."""
+    longest, made = 280, bf16_world(4, responses=60, tokens=560)
+    lengths = made.sequences.lengths
+    ends = made.sequences.spread(made.prompt_lengths + lengths)
+    places = made.places.astype(int) - 1
+    assert (ends >= longest).mean() > 0.3
+    pair = simulated.clean(made, BF16).pair
+    is_there = places < longest
+    sequences = pair.sequences.of_usable_tokens(is_there)
+    assert sequences is not None
+    fall = nats * (places >= longest - drafts) * made.generator.exponential(1.0, places.size)
+    legs = {"log_pi": pair.log_pi, "log_mu": pair.log_mu}
+    legs[f"log_{side}"] = (legs[f"log_{side}"] - fall).astype(np.float32)
+    cut = replace(
+        pair,
+        sequences=sequences,
+        log_ref=None,
+        top1_pi=None,
+        top1_mu=None,
+        entropy_pi=None,
+        **{name: leg[is_there] for name, leg in legs.items()},
+    )
+    kept_rows = np.unique(made.sequences.spread(np.arange(lengths.size))[is_there])
+    cause = onset(Disagreement(cut, BF16, BF16, floor=1e-6, prompt_lengths=made.prompt_lengths[kept_rows]))
+    assert cause is not None
+    assert "before the longest context (280)" in cause.sentence
+    assert f"the last {drafts} places" in cause.sentence
+    assert cause.sentence.startswith("The training path" if side == "pi" else "The engine")
+
+
+def clean(seed: int, **kind: int) -> Disagreement:
+    return simulated.clean(bf16_world(seed, **kind), BF16)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rounding_has_no_onset(seed: int) -> None:
+    assert onset_of(clean(seed)) is None
+
+
+def changed(disagreement: Disagreement, diff: Floats) -> Disagreement:
+    pair = disagreement.pair
+    log_pi = np.minimum(pair.log_mu + diff, 0.0).astype(np.float32)
+    return replace(disagreement, pair=replace(pair, log_pi=log_pi, log_ref=None))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "tail",
+        "first token",
+        "grows",
+        "grows fast",
+        "of the response",
+        "of the end",
+        "its own place",
+        "one token",
+        "some",
+    ],
+)
+def test_other_shapes_have_none(seed: int, shape: str) -> None:
+    disagreement = clean(seed)
+    random, sequences = np.random.default_rng(seed), disagreement.pair.sequences
+    count = sequences.num_tokens
+    rounding, large = random.normal(0, 0.01, count), random.normal(0, 1.0, count)
+    own, places = sequences.positions, disagreement.places
+    from_end = sequences.spread(sequences.lengths) - own
+    own_places = sequences.spread(random.integers(20, 140, sequences.num_sequences))
+    diff = {
+        "tail": random.standard_t(1.5, count) * 0.01,
+        "first token": rounding + (own == 0) * large,
+        "grows": rounding * places**1.5 / 100,
+        "grows fast": rounding * np.exp(places / 60),
+        "of the response": rounding + (own >= 96) * large,
+        "of the end": rounding + (from_end <= 40) * large,
+        "its own place": rounding + (own >= own_places) * large,
+        "one token": rounding + (places == 150) * large,
+        "some": rounding + sequences.spread(random.random(sequences.num_sequences) < 0.3) * large,
+    }[shape]
+    assert onset_of(changed(disagreement, diff)) is None
+
+
+def test_responses_to_one_prompt_have_none() -> None:
+    disagreement = behind(bf16_world(), 129, 1.0, "pi")
+    sequences = replace(disagreement.pair.sequences, clusters=np.zeros(48, int))
+    assert onset_of(replace(disagreement, pair=replace(disagreement.pair, sequences=sequences))) is None
+
+
+def test_two_prompts_that_cross_the_place_are_too_few() -> None:
+    made = bf16_world(prompt=30)
+    disagreement = behind(made, 250, 3.0, "pi")
+    lengths = disagreement.pair.sequences.lengths
+    crossing = np.flatnonzero(lengths + 30 > 250)
+    clusters = np.arange(48)
+    clusters[crossing] = crossing % 2
+    sequences = replace(disagreement.pair.sequences, clusters=clusters)
+    assert onset_of(replace(disagreement, pair=replace(disagreement.pair, sequences=sequences))) is None
