@@ -27,7 +27,7 @@ from mismatch_probe.report.training.course import Course, read_courses
 from mismatch_probe.report.training.headline import MISMATCH, REWARD, finite_mean, summarise_course
 from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio
 from mismatch_probe.stats.results import LEVEL
-from mismatch_probe.stats.sequences import Floats, Mask
+from mismatch_probe.stats.sequences import Floats
 
 _FEW_STEPS: Final = 3
 """By which a step is placed: so few that what comes first can be told, and enough that a single leap is none."""
@@ -198,24 +198,21 @@ def _windows(values: Floats, window: int) -> Floats:
 
 
 def collapse_step(steps: Floats, rewards: Floats, window: int) -> int | None:
-    """The step from which on the mean reward of three steps stays below half of the best such mean before.
+    """The first step at which the mean reward of three steps is below half of the best such mean before.
 
-    steps, rewards: [steps]; a reward that is no number counts as 0. None where the last `window` steps are not so low.
+    steps, rewards: [steps]; a reward that is no number counts as 0. None where the mean of the last `window` steps is
+    not so low.
     """
     if len(rewards) <= window:
         return None
     numbers = np.where(np.isfinite(rewards), rewards, 0.0)
     short = min(window, _FEW_STEPS)
-    of_window, of_few = (_is_low(_windows(numbers, width).mean(axis=1)) for width in (window, short))
-    if not (of_window[-1] and of_few[-1]):
-        return None
-    first = int(np.flatnonzero(~of_few)[-1]) + 1
-    return int(steps[first + short - 1])
-
-
-def _is_low(means: Floats) -> Mask:
+    means = _windows(numbers, short).mean(axis=1)
     best = np.maximum.accumulate(means)
-    return np.asarray((means < COLLAPSED_BELOW * best) & (best > 0))
+    is_low = (means < COLLAPSED_BELOW * best) & (best > 0)
+    if not is_low[-1] or numbers[-window:].mean() >= COLLAPSED_BELOW * best[-1]:
+        return None
+    return int(steps[np.flatnonzero(is_low)[0] + short - 1])
 
 
 def growth_step(steps: Floats, mismatch: Floats, window: int) -> int | None:

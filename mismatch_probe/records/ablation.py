@@ -71,7 +71,7 @@ class CellResult(Record):
     pass_step: int | None = None
     """Where accuracy first was above 95 %: of a sanity test over all its problems, else the mean of `window` steps."""
     collapse_step: int | None = None
-    """From this step on the mean reward of three steps stays below half of the best before."""
+    """Of a run that ends below half of its best: the first step at which the mean reward of three steps was so low."""
     growth_step: int | None = None
     """The first step whose median KL over three steps is above three times that of the first ones."""
     lead_steps: int | None = None
@@ -84,7 +84,9 @@ class CellResult(Record):
     learn_seconds: float | None = None
     """Of these, in the forward and backward passes of all updates."""
     score_over_learn: float | None = None
-    """The time of that pass over the time of learning: a third where a backward pass takes twice a forward one."""
+    """The time of that pass over that of learning: a third where a backward pass takes twice a forward one; with one
+    update a step, where learning is the backward pass alone, a half.
+    """
     sampled_tokens_per_second: float | None = None
     scored_tokens_per_second: float | None = None
     learned_tokens_per_second: float | None = None

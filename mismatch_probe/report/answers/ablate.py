@@ -125,7 +125,7 @@ def _ablation_footnote(result: AblationResult) -> str:
         f"Mean over seeds with Student's t interval of {write_percent(result.level)}: it says how far another choice "
         "of seeds would move the mean, and is wide with three. "
         f"KL: mean over all steps. Accuracy: share of responses with a reward of 1 or more, last {steps} steps. "
-        f"Passed: {passes}. Collapsed: ends below {write_percent(COLLAPSED_BELOW)} of its best reward."
+        f"Passed: {passes}. Collapsed: ends below {write_percent(COLLAPSED_BELOW)} of its best reward of three steps."
     )
 
 

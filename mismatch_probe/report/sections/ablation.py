@@ -92,12 +92,7 @@ def cell_label(cell: CellResult) -> str:
 
 def ablation_sections(result: AblationResult, manifest: AblationManifest) -> list[Section]:
     return [
-        _deployment(result),
-        _early_warning(result),
-        _corrections(result),
-        _speed(result),
-        _guards(result),
-        _cells(result),
+        *_of_result(result),
         _origin(manifest),
         Section(
             "reproduce",
@@ -106,6 +101,22 @@ def ablation_sections(result: AblationResult, manifest: AblationManifest) -> lis
             "deterministic. A cell alone: `train --config settings/CELL.yaml`.",
             [Command(shlex.join(result.command))],
         ),
+    ]
+
+
+def ablation_tables(result: AblationResult) -> list[Table]:
+    """Those of the page below its first one."""
+    return [block for section in _of_result(result) for block in section.blocks if isinstance(block, Table)]
+
+
+def _of_result(result: AblationResult) -> list[Section]:
+    return [
+        _deployment(result),
+        _early_warning(result),
+        _corrections(result),
+        _speed(result),
+        _guards(result),
+        _cells(result),
     ]
 
 
@@ -152,8 +163,9 @@ def _early_warning(result: AblationResult) -> Section:
     return Section(
         "early-warning",
         "Does the mismatch grow before a collapse?",
-        f"Grown: the median KL of three steps is above {GROWN_ABOVE:g} times that of the first three. Collapsed: from "
-        f"this step on the mean reward of three steps stays below {write_percent(COLLAPSED_BELOW)} of the best before.",
+        f"Grown: the median KL of three steps is above {GROWN_ABOVE:g} times that of the first three. Collapsed: the "
+        f"run ends below {write_percent(COLLAPSED_BELOW)} of its best reward, and this step is the first that low, by "
+        "means of three steps.",
         blocks,
     )
 
