@@ -221,7 +221,12 @@ def capital(text: str) -> str:
 
 
 def write_size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+    """In the largest unit that it fills once: `1.5 GiB`, `3 MiB`, `640 KiB`, `12 bytes`."""
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    if num_bytes >= 2**20:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**10:.0f} KiB" if num_bytes >= 2**10 else write_many(num_bytes, "byte")
 
 
 def _write_with_interval(

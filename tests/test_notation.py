@@ -14,6 +14,7 @@ from mismatch_probe.notation import (
     write_number,
     write_range,
     write_share,
+    write_size,
     write_token_count,
     write_tokens,
 )
@@ -152,3 +153,18 @@ def test_an_interval_of_one_number_twice_is_said_in_words(low: float, high: floa
 
 def test_tokens_that_nothing_bounds_are_not_cut_to_none() -> None:
     assert str(write_tokens(estimate(7.6, 0.001, 1.3e11))) == "7.60 (too few to bound)"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (312, "312 bytes"),
+        (640 * 2**10, "640 KiB"),
+        (3 * 2**20, "3 MiB"),
+        (3 * 2**29, "1.5 GiB"),
+    ],
+)
+def test_a_size_is_in_the_largest_unit_that_it_fills(num_bytes: int, words: str) -> None:
+    assert write_size(num_bytes) == words

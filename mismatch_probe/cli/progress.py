@@ -290,13 +290,13 @@ def _part_of(job: PlannedJob, stage: Stage) -> str:
 _STAGE_WORDS: Final[dict[type, str]] = {
     SampleStage: "{who} samples in {side}",
     ReplayStage: "{who} scores its own responses in {side}",
-    EngineFloorStage: "{who} shows its noise floor in {side}",
-    DecodeAloneStage: "{who} shows its noise floor in {side}",
-    EngineRoutingStage: "{who} shows its choice of experts in {side}",
+    EngineFloorStage: "{who} measures its noise floor in {side}",
+    DecodeAloneStage: "{who} measures its noise floor in {side}",
+    EngineRoutingStage: "{who} records its choice of experts in {side}",
     DistributionsStage: "{who} gives its vocabulary's log-probs in {side}",
     ScoreStage: "{who} scores the responses in {side}",
-    FloorStage: "{who} shows its noise floor in {side}",
-    RoutingStage: "{who} shows its choice of experts in {side}",
+    FloorStage: "{who} measures its noise floor in {side}",
+    RoutingStage: "{who} records its choice of experts in {side}",
     FullVocabularyStage: "{who} compares the vocabulary's log-probs in {side}",
 }
 

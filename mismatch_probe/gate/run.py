@@ -223,8 +223,7 @@ def _note_of_edited_file(gate_key: str, earlier: GateResult | None) -> list[str]
     if earlier is None or earlier.look is None or earlier.gate_key == gate_key:
         return []
     return [
-        f"the gate file was edited since this run was gated with "
-        f"{write_many(earlier.look.num_sequences, 'sequence')}: "
+        f"this run was judged by other limits before, with {write_many(earlier.look.num_sequences, 'sequence')}: "
         "limits chosen after a look at the same responses are wrong more often than alpha"
     ]
 

@@ -32,15 +32,17 @@ class StepJudge:
     off: dict[str, tuple[str, ...]]
     """The guards that are off and the metrics that each lacks, known from the first step on."""
 
-    def __init__(self, settings: Iterable[GuardSettings], can: Iterable[str] = ()) -> None:
+    def __init__(self, settings: Iterable[GuardSettings] | None = None, can: Iterable[str] = ()) -> None:
         """
         Args:
-            settings: The guards, as `load_guards` reads them from a guard file.
+            settings: The guards, as `load_guards` reads them from a guard file; Guards.default() has its own.
             can: The actions that the loop can carry out, by their names or first words: `skip`, `stop`, `rollback`.
 
         Raises:
             UsageError: There is no such action, two guards share a name, something is no guard, or none is given.
         """
+        if settings is None:
+            raise UsageError("Guards needs settings: use Guards.default() or Guards.from_file(path)")
         items = items_of(settings)
         if items is None or not all(isinstance(each, GuardSettings) for each in items):
             raise UsageError("settings is no list of guards: use Guards.default() or Guards.from_file(path)")

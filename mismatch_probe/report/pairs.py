@@ -346,6 +346,6 @@ def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:
         between = "" if correlation is None else f"; the two errors correlate by {write_estimate(correlation)}"
         yield (
             "Independence",
-            f"if independent, the errors give √({errors}) = {write_number(blame.rms_if_independent)} nats, measured is "
-            f"rms d {write_estimate(blame.rms_difference)}{between}",
+            f"two independent errors would make rms d √({errors}) = {write_number(blame.rms_if_independent)} nats; "
+            f"measured is {write_estimate(blame.rms_difference)}{between}",
         )

@@ -105,7 +105,9 @@ def _digest(script: str) -> str:
 
 _NEGATIVE = re.compile(r"-\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
-_WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %", re.ASCII)
+_WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %|(?<!\S)--[a-z][\w.-]*", re.ASCII)
+"""A number, a share, a flag."""
+_WORD = re.compile(r"(\S+)")
 
 
 def render_page(
@@ -141,7 +143,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_inert,
     )
-    environment.filters.update(cell=_cell, visible=_visible, advice=_advice_markup)
+    environment.filters.update(cell=_cell, visible=_visible, advice=_advice_markup, command=_code)
     environment.globals["markers"] = KEY_MARKERS
     environment.tests.update({kind.__name__: _is_named(kind.__name__) for kind in get_args(Block)})
     return environment
@@ -177,8 +179,12 @@ def _advice_markup(text: str | Markup) -> Markup:
 
 
 def _code(text: str) -> Markup:
-    words = Markup(" ").join(Markup("<span>{}</span>").format(visible(word)) for word in text.split())
-    return Markup("<code>{}</code>").format(words)
+    """No line ends inside a word, as it would behind the hyphens of `--dtype`."""
+    pieces = [
+        Markup("<span>{}</span>").format(visible(piece)) if number % 2 else piece
+        for number, piece in enumerate(_WORD.split(text))
+    ]
+    return Markup("<code>{}</code>").format(Markup("").join(pieces))
 
 
 def _cell(cell: Cell) -> Markup:

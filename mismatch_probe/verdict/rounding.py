@@ -253,14 +253,17 @@ def _side_evidence(case: Case) -> list[str]:
 
 
 def where_the_error_is(share: Estimate) -> str:
-    """By the training path's share of the square: `on both sides; the training path makes 54 % of its square`."""
+    """By the training path's share of the squared error, and what is left for the engine."""
     if share.value > DOMINANT_SIDE_SHARE:
         where = "mostly on the training side"
     elif share.value < 1 - DOMINANT_SIDE_SHARE:
         where = "mostly on the engine's side"
     else:
         where = "on both sides"
-    return f"{where}; the training path makes {write_percent(share.value)} of its square"
+    return (
+        f"{where}: the training path makes {write_percent(share.value)} of the squared error, the engine "
+        f"{write_percent(1 - share.value)}"
+    )
 
 
 NOT_SHOWN: Final = ", which these numbers do not show"

@@ -77,11 +77,11 @@ def test_stages_that_do_the_same_in_words_are_one_line() -> None:
     output = StringIO()
     with progress_line(Console(file=output)) as line:
         for _ in range(3):
-            line.begin("PyTorch shows its noise floor in BF16", 3, 3)
-        line.begin("PyTorch shows its noise floor in BF16", 3, 3, "2 of 4 batches recorded")
+            line.begin("PyTorch measures its noise floor in BF16", 3, 3)
+        line.begin("PyTorch measures its noise floor in BF16", 3, 3, "2 of 4 batches recorded")
     assert output.getvalue().splitlines() == [
-        "part 3 of 3: PyTorch shows its noise floor in BF16",
-        "part 3 of 3: PyTorch shows its noise floor in BF16, 2 of 4 batches recorded",
+        "part 3 of 3: PyTorch measures its noise floor in BF16",
+        "part 3 of 3: PyTorch measures its noise floor in BF16, 2 of 4 batches recorded",
     ]
 
 

@@ -299,6 +299,8 @@ def test_a_rollback_to_a_step_that_never_was_is_refused(step: int) -> None:
 def test_guards_without_a_guard_are_refused() -> None:
     with pytest.raises(UsageError, match="settings holds no guard, so nothing could ever fire"):
         Guards([])
+    with pytest.raises(UsageError, match=r"Guards needs settings: use Guards\.default\(\)"):
+        Guards()
 
 
 def test_an_object_that_is_no_path_opens_no_run(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_command_of_the_advice_at_the_top_can_be_copied(tab: Tab, without_draw
         ["0.5 s", "12.0 s", "1 min 5 s", "2 h 1 min", "n/a"],
         ["-1.2e-4 [-5e-4, 3e-4]", "\N{MINUS SIGN}1e-9", "0 (none seen)", "1e-5", "9", "10", "n/a"],
         ["< 0.01 %", "0.8 %", "54 %"],
-        ["900 MiB", "1.5 GiB", "16.0 GiB"],
+        ["312 bytes", "9 KiB", "900 MiB", "1.5 GiB", "16.0 GiB"],
     ],
 )
 def test_numbers_are_sorted_by_what_they_are_worth(
@@ -381,3 +381,35 @@ def test_each_entry_of_the_contents_is_marked_once_it_leads_somewhere(
         tab.wait(f"{marked} === '{entry}'")
     tab.run("location.hash = ''; scrollTo(0, 0)")
     tab.wait(f"{marked} === '#answer'")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_each_entry_of_the_contents_is_marked_once_the_page_is_scrolled_there(
+    tab: Tab, without_drawings: str, width: int, tmp_path: Path
+) -> None:
+    """Nothing is named by the address. Where the page ends before a section is at the top, its last one is marked."""
+    shown(tab, without_drawings, tmp_path, width)
+    entries = tab.run("[...document.querySelectorAll('nav a')].map((link) => link.hash)")
+    at_the_top = []
+    for entry in entries:
+        tab.run(f"document.querySelector('{entry}').scrollIntoView()")
+        tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        if tab.run(f"document.querySelector('{entry}').getBoundingClientRect().top") < 20:
+            at_the_top.append(entry)
+        due = entry if entry in at_the_top else entries[-1]
+        tab.wait(f"document.querySelector('nav [aria-current]')?.hash === '{due}'")
+    assert len(at_the_top) > 7
+
+
+def test_no_line_of_a_command_ends_inside_a_flag_on_a_narrow_screen(
+    tab: Tab, without_drawings: str, tmp_path: Path
+) -> None:
+    shown(tab, without_drawings, tmp_path, 400)
+    lines_of_words = tab.run(
+        "[...document.querySelectorAll('#reproduce pre code span')].map((word) => "
+        "[word.textContent, word.getBoundingClientRect().height / parseFloat(getComputedStyle(word).lineHeight)])"
+    )
+    flags = [round(lines) for word, lines in lines_of_words if word.startswith("--")]
+    assert len(flags) == 2
+    assert set(flags) == {1}
+    assert tab.run("document.querySelector('#reproduce pre code').textContent").startswith("mismatch-probe compare --")

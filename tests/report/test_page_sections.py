@@ -67,7 +67,27 @@ def test_every_rule_says_what_it_leaves_and_those_that_leave_too_little_are_name
         assert f"<code>{rule.name}</code>" in section
     section = re.sub(r"</?span[^>]*>", "", section)
     assert "BF16: less than 50 % by DeepSeek-V3.2's mask at 0.0001, advantage negative (" in section
-    assert "FP32: every rule leaves at least 50 %." in section
+    assert "FP32: every rule leaves at least 50 % of the whole responses." in section
+
+
+def test_a_rule_that_leaves_too_little_of_first_tokens_alone_is_named_with_the_length() -> None:
+    """The figure shows it, and the sentence above may not deny it."""
+    summary = samples.summary(((Dtype.FP32, Dtype.FP32),))
+    pair = summary.pairs[0]
+    rules = [
+        replace(rule, by_length=[replace(at, share_rejected=0.6) for at in rule.by_length[:1]])
+        if rule.name == "sequence_reject_k1_0.0001"
+        else rule
+        for rule in pair.corrections
+    ]
+    first = next(rule for rule in rules if rule.name == "sequence_reject_k1_0.0001").by_length[0].num_tokens
+    rejecting = pair.model_copy(update={"corrections": rules})
+    section = _section(
+        render_html(summary.model_copy(update={"pairs": [rejecting]}), samples.manifest()), "corrections"
+    )
+    section = re.sub(r"</?span[^>]*>", "", section)
+    assert "of the whole responses; DeepSeek-V3.2's mask at 0.0001, advantage negative leaves " in section
+    assert f"of the first {first} tokens" in section
 
 
 def test_one_rule_of_each_kind_is_drawn_against_length_and_every_rule_is_in_the_tables_under_it(page: str) -> None:

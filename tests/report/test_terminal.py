@@ -155,22 +155,21 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     assert "% of NeMo-RL's limit" in before.splitlines()[0]
     assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
     assert re.search(
-        r"Who errs +the error against the reference is .*; the training path makes \d+ % of its square", before
+        r"Who errs +the error against the reference is .*: the training path makes \d+ % of the squared error, the",
+        before,
     )
     blame = summary.pairs[0].blame
     assert blame is not None
     assert blame.rms_error_pi is not None
     assert blame.rms_error_mu is not None
     independence = re.search(
-        r"Independence +if independent, the errors give √\((\S+)² \+ (\S+)²\) = (\S+) nats", before
+        r"Independence +two independent errors would make rms d √\((\S+)² \+ (\S+)²\) = (\S+) nats", before
     )
     assert independence is not None
     first, second, both = map(float, independence.groups())
     assert both == pytest.approx(np.hypot(first, second), rel=0.01)
     assert (first, second) == pytest.approx((blame.rms_error_pi.value, blame.rms_error_mu.value), rel=0.01)
-    assert f"measured is rms d {write_estimate(blame.rms_difference)}; the two errors correlate" in " ".join(
-        before.split()
-    )
+    assert f"measured is {write_estimate(blame.rms_difference)}; the two errors correlate" in " ".join(before.split())
     assert "FP16  " not in before.partition("Who errs")[2]
     (tmp_path / "headroom.json").write_text(headroom().model_dump_json())
     print_answer(answer_on_screen(summary, tmp_path), console)

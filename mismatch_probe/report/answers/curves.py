@@ -116,7 +116,7 @@ def _curves_table(curves: Sequence[MetricCurve]) -> Table:
         Column("logged as", lambda curve: visible(curve.name), is_text=True),
     ]
     more = (
-        f" ({write_count(len(curves) - len(of_mismatch))} more under Names and sources)"
+        f" ({write_count(len(curves) - len(of_mismatch))} more on the page, under Names and sources)"
         if len(of_mismatch) < len(curves)
         else ""
     )

@@ -5,7 +5,15 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_many, write_number, write_percent
+from mismatch_probe.notation import (
+    ABSENT,
+    join_names,
+    write_count,
+    write_estimate,
+    write_many,
+    write_number,
+    write_percent,
+)
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import (
     SMALL,
@@ -113,14 +121,30 @@ def _own_units(rule: CorrectionResult) -> tuple[Estimate | None, Estimate | None
 
 
 def _rules_that_fail(pair: PairSummary) -> str:
-    """Which rules leave at least half of the sample, and which do not."""
+    """Which rules leave at least half of the sample, and which do not, on whole responses or on their first tokens."""
     fails = [rule for rule in pair.corrections if effective_share(rule) < ENOUGH_LEFT]
     if not fails:
-        return f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)}."
+        of_all = f"{pair_label(pair)}: every rule leaves at least {write_percent(ENOUGH_LEFT)} of the whole responses"
+        return f"{of_all}{_fails_on_first_tokens(pair)}."
     shares = groupby(fails, lambda rule: write_percent(effective_share(rule)))
     rule_names = ", ".join(f"{', '.join(map(rule_words, rules))} ({share})" for share, rules in shares)
     others = f"{len(pair.corrections) - len(fails)} of {len(pair.corrections)} rules leave more"
     return f"{pair_label(pair)}: less than {write_percent(ENOUGH_LEFT)} by {rule_names}; {others}."
+
+
+def _fails_on_first_tokens(pair: PairSummary) -> str:
+    """The rules that leave less than half at some length, each where it leaves least."""
+    least = [
+        (rule, min(rule.by_length, key=share_left))
+        for rule in pair.corrections
+        if rule.name in STYLES and rule.by_length
+    ]
+    fails = [
+        f"{rule_words(rule)} leaves {write_percent(share_left(at))} of the first {write_count(at.num_tokens)} tokens"
+        for rule, at in least
+        if share_left(at) < ENOUGH_LEFT
+    ]
+    return f"; {join_names(fails)}" if fails else ""
 
 
 def _k_hat_words(pair: PairSummary) -> str | None:

@@ -250,11 +250,11 @@
   }
 
   // "13k* [3,000, 37k]" is 13,000 and "2 min 5 s" is 125; what leads with no number is NaN.
-  const SCALES = { k: 1e3, M: 1e6, B: 1e9, T: 1e12, MiB: 2 ** 20, GiB: 2 ** 30, s: 1, min: 60, h: 3600 };
+  const SCALES = { k: 1e3, M: 1e6, B: 1e9, T: 1e12, bytes: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, s: 1, min: 60, h: 3600 };
   const number = (text) => {
     const times = [...text.matchAll(/(\d[\d.]*) (h|min|s)\b ?/gy)];
     if (times.length) return times.reduce((sum, [, value, unit]) => sum + value * SCALES[unit], 0);
-    const leading = text.match(/^[<>~]?\s*([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?: ?([kMBT]|MiB|GiB)(?!\w))?/);
+    const leading = text.match(/^[<>~]?\s*([-+]?\d[\d.]*(?:e[-+]?\d+)?)(?: ?([kMBT]|bytes|[KMG]iB)(?!\w))?/);
     return leading ? leading[1] * (SCALES[leading[2]] ?? 1) : NaN;
   };
   function sort(table, column, heading) {
@@ -295,16 +295,18 @@
     table.classList.add("labelled");
   }
 
-  // The section in view is marked in the contents: the one that the address names while it begins in view, else the
-  // last one that begins above a quarter of the screen.
+  // The section in view is marked in the contents: the one that the address names while it begins in view, at the end
+  // of the page the last one, else the first one that begins in the upper quarter of the screen, or the one above it.
   const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
   const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
   const top = (section) => section.getBoundingClientRect().top;
   function current() {
-    const isAtEnd = Math.ceil(scrollY + innerHeight) >= root.scrollHeight;
+    const isAtEnd = scrollY > 0 && Math.ceil(scrollY + innerHeight) >= root.scrollHeight;
     const named = sections.find((section) => `#${section.id}` === location.hash);
     if (named && top(named) > -1 && top(named) < (isAtEnd ? innerHeight : innerHeight / 4)) return named;
-    return sections.findLast((section) => top(section) <= innerHeight / 4) ?? sections[0];
+    if (isAtEnd) return sections.at(-1);
+    const begins = (section) => top(section) > -1 && top(section) <= innerHeight / 4;
+    return sections.find(begins) ?? sections.findLast((section) => top(section) <= -1) ?? sections[0];
   }
   function markCurrent() {
     const marked = current();
