@@ -1,6 +1,7 @@
 VENV ?= .venv
 RUN ?= runs/demo
 REAL ?= build/real
+PAPER ?= build/paper
 JOBS ?= 2
 DOCS_VENV ?= build/docs-venv
 BIN = $(VENV)/bin
@@ -10,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 # Or each of the processes would compile the package and the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo real test test-real lines test-fast check lint types documents docs release-check setup clean
+.PHONY: help demo real paper test test-real lines test-fast check lint types documents docs release-check setup clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -22,6 +23,9 @@ real: $(READY) ## Make two real checkpoints in REAL (build/real), and compare Sm
 	bash scripts/real.sh $(REAL) $(VENV)
 	$(BIN)/mismatch-probe compare --model $(REAL)/smollm2 --prompts examples/prompts/chats.jsonl --max-new-tokens 64 \
 		--dtype bf16 --dtype fp16 --dtype fp32 --out $(REAL)/run $(if $(wildcard $(REAL)/run/manifest.json),--resume)
+
+paper: $(READY) ## Train the grids of reports/paper and write their records; resumable, an hour and a half on two cores
+	bash scripts/paper.sh $(PAPER) $(VENV)
 
 test: lint ## Set up and run every check and test
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \

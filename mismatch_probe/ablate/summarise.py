@@ -29,11 +29,22 @@ from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio
 from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.sequences import Floats
 
+_FEW_STEPS: Final = 3
+"""By which a step is placed: so few that what comes first can be told, and enough that a single leap is none."""
 _ACCURACY: Final = "reward/solved_share"
 _MEANS: Final = (
     *("reward_first", "reward_last", "reward_best", "reward_pi_last", "accuracy_last", "accuracy_pi_last"),
     *("reward_gap", "accuracy_gap", "kl_first", "kl_last", "kl_all", "prob_diff_lowest", "prob_diff_highest"),
-    *("pass_step", "collapse_step", "growth_step", "lead_steps", "step_seconds", "score_seconds", "learn_seconds"),
+    *(
+        "pass_step",
+        "collapse_step",
+        "growth_step",
+        "lead_steps",
+        "step_seconds",
+        "score_seconds",
+        "learn_seconds",
+        "score_over_learn",
+    ),
     *("sampled_tokens_per_second", "scored_tokens_per_second", "learned_tokens_per_second"),
     *("clipped_share", "rejected_share", "effective_share"),
 )
@@ -162,6 +173,7 @@ def _numbers(course: Course) -> dict[str, Any]:
         "lead_steps": None if collapse is None or growth is None else collapse - growth,
         "skipped_updates": summary.skipped_updates,
         "guards": summary.guards,
+        "score_over_learn": _median(course.metric("time/score_seconds") / course.metric("time/learn_seconds")),
         **{name: _median(course.metric(metric)) for name, metric in _MEDIANS.items()},
         **{name: finite_mean(course.metric(metric)) for name, metric in _SHARES.items()},
     }
@@ -186,27 +198,30 @@ def _windows(values: Floats, window: int) -> Floats:
 
 
 def collapse_step(steps: Floats, rewards: Floats, window: int) -> int | None:
-    """The step from which on the mean reward of `window` steps stays below half of the best such mean before.
+    """The first step at which the mean reward of three steps is below half of the best such mean before.
 
-    steps, rewards: [steps]; a reward that is no number counts as 0. None where the run does not end so low.
+    steps, rewards: [steps]; a reward that is no number counts as 0. None where the mean of the last `window` steps is
+    not so low.
     """
     if len(rewards) <= window:
         return None
-    means = _windows(np.where(np.isfinite(rewards), rewards, 0.0), window).mean(axis=1)
+    numbers = np.where(np.isfinite(rewards), rewards, 0.0)
+    short = min(window, _FEW_STEPS)
+    means = _windows(numbers, short).mean(axis=1)
     best = np.maximum.accumulate(means)
     is_low = (means < COLLAPSED_BELOW * best) & (best > 0)
-    if not is_low[-1]:
+    if not is_low[-1] or numbers[-window:].mean() >= COLLAPSED_BELOW * best[-1]:
         return None
-    first = int(np.flatnonzero(~is_low)[-1]) + 1
-    return int(steps[first + window - 1])
+    return int(steps[np.flatnonzero(is_low)[0] + short - 1])
 
 
 def growth_step(steps: Floats, mismatch: Floats, window: int) -> int | None:
-    """The first step whose median KL over `window` steps is above three times that of the first ones; None where none
-    is. What is not finite counts as infinite.
+    """The first step whose median KL over three steps is above three times that of the first ones; None where none is.
+    What is not finite counts as infinite. A run has more than `window` steps.
     """
     if len(mismatch) <= window:
         return None
+    window = min(window, _FEW_STEPS)
     medians = np.median(_windows(np.where(np.isfinite(mismatch), mismatch, np.inf), window), axis=1)
     above = np.flatnonzero(medians > GROWN_ABOVE * medians[0])
     return int(steps[above[0] + window - 1]) if len(above) and np.isfinite(medians[0]) else None
@@ -267,19 +282,26 @@ def _mean_over_seeds(cells: Sequence[CellResult], name: str) -> OverSeeds | None
 
 
 def _ratios(groups: Mapping[str, Sequence[CellResult]]) -> Iterator[VariantRatio]:
-    """Of the first variant over each other one."""
+    """Of each variant's counterpart over it: the first one that differs in its dtypes alone, or else the first."""
     labels = list(groups)
-    for other in labels[1:]:
-        first, second = groups[labels[0]], groups[other]
+    for number, other in enumerate(labels[1:], 1):
+        alike = [label for label in labels[:number] if _rule(groups[label][0]) == _rule(groups[other][0])]
+        label = (alike or labels)[0]
+        first, second = groups[label], groups[other]
         axes = {**first[0].axes, **second[0].axes}
         differing = [name for name in axes if first[0].axes.get(name) != second[0].axes.get(name)]
         yield VariantRatio(
-            of=labels[0],
+            of=label,
             over=other,
             first=_ratio(first, second, "kl_first"),
             last=_ratio(first, second, "kl_last"),
             differs_in=[name for name in differing if name not in ("precision", "seed")],
         )
+
+
+def _rule(cell: CellResult) -> dict[str, str]:
+    """What a variant learns by: its axes but the dtypes."""
+    return {name: words for name, words in cell.axes.items() if name not in ("precision", "seed")}
 
 
 def _ratio(cells: Sequence[CellResult], others: Sequence[CellResult], name: str) -> OverSeeds | None:

@@ -47,6 +47,9 @@ def ablate(
         bool, typer.Option("--sanity", help="Each cell is a sanity test: it ends when the model solves over 95 %.")
     ] = False,
     json_output: options.JsonOutput = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how long the grid takes and whether it fits into memory; do nothing.")
+    ] = False,
 ) -> ExitCode:
     """Train every cell of a grid, one after the other, and show on one page what each format or rule does over seeds.
 
@@ -68,12 +71,15 @@ def ablate(
     from mismatch_probe.report.screen import print_answer
     from mismatch_probe.train.distributed import world_size
 
+    began = time.monotonic()
     if world_size() > 1:
         raise UsageError("ablate starts each cell itself, on this machine; leave torchrun out")
     earlier = AblationDirectory(to_resume(out, RunKind.ABLATION)) if resume else None
     ablation = Ablation.of(_values(flag_values, config, earlier, is_sanity=sanity))
     check_cells(ablation)
     path = out or default_ablation_path()
+    if dry_run:
+        return _show_forecast(ablation, earlier, path.parent, began, json_output=json_output)
     directory = (start_ablation if earlier is None else resume_ablation)(path, ablation)
     console = narration()
     console.print(f"Run directory: {directory.path}", soft_wrap=True)
@@ -88,6 +94,22 @@ def ablate(
     print_answer(ablation_answer(result), screen)
     print_outcome(screen, directory.report_path, result, as_json=json_output)
     return result.exit_code
+
+
+def _show_forecast(
+    ablation: Ablation, earlier: AblationDirectory | None, runs: Path, began: float, *, json_output: bool
+) -> ExitCode:
+    """Print what the grid takes; `began` by `time.monotonic`."""
+    from mismatch_probe.ablate.forecast import forecast_ablation
+    from mismatch_probe.cli.dry_run import grid_forecast_answer
+    from mismatch_probe.cli.output import print_json, results
+    from mismatch_probe.report.screen import print_answer
+
+    forecast = forecast_ablation(ablation, earlier, runs, time.monotonic() - began)
+    print_answer(grid_forecast_answer(forecast), results(as_json=json_output))
+    if json_output:
+        print_json(forecast)
+    return ExitCode.PASS
 
 
 def _values(

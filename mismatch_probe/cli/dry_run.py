@@ -1,5 +1,6 @@
-"""The plan of a comparison, as an answer."""
+"""The plan of a comparison or of a grid of training runs, as an answer."""
 
+from mismatch_probe.ablate.forecast import AblationForecast, VariantForecast
 from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
 from mismatch_probe.compare.cost.roofline import Span
 from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
@@ -108,3 +109,44 @@ def _memory(outlook: Outlook) -> list[str]:
 
 def _rough(span: Span | None) -> str:
     return "" if span is None or not span.likely_seconds else write_rough_seconds(span.likely_seconds)
+
+
+def _memory_cell(variant: VariantForecast) -> str:
+    return "" if variant.memory is None else f"{variant.memory.peak_bytes / _GIB:.3g}"
+
+
+def grid_forecast_answer(forecast: AblationForecast) -> Answer:
+    """How long all cells take, one after the other, and whether one fits into memory."""
+    columns: list[Column[VariantForecast]] = [
+        Column("variant", lambda variant: variant.label),
+        Column("cells to run", lambda variant: write_count(variant.cells)),
+        Column("time of each, about", lambda variant: _rough(variant.each)),
+        Column("known by", lambda variant: "cells that were run here" if variant.measured else "rates measured now"),
+        Column(
+            "memory, GiB", lambda variant: "" if variant.memory is None else f"{variant.memory.peak_bytes / _GIB:.3g}"
+        ),
+    ]
+    lacking = [variant for variant in forecast.variants if variant.memory is not None and not variant.memory.fits]
+    lines = [f"no estimate of {variant.label}: {variant.because}" for variant in forecast.variants if variant.because]
+    lines += [
+        f"WARNING: {variant.label} needs about {write_size(variant.memory.peak_bytes)} of "
+        f"{write_size(variant.memory.available_bytes)}; {variant.memory.advice}"
+        for variant in lacking
+        if variant.memory is not None
+    ]
+    lines.append(
+        "Responses are counted at --max-new-tokens, learning as three forward passes; syncs and probes come on top"
+    )
+    total, cells = forecast.total, write_many(sum(variant.cells for variant in forecast.variants), "cell")
+    headline = f"How long {cells} take cannot be estimated."
+    if total is not None:
+        takes = write_about(total.likely_seconds, total.low_seconds, total.high_seconds)
+        headline = f"{cells}, one after the other: {takes}."
+    badge = Badge("broken", "too large") if lacking else Badge("clean" if total else "undecided", "forecast")
+    return Answer(
+        subject="dry run",
+        model=forecast.model,
+        headline=headline,
+        badge=badge,
+        screen=[Table.of("Would run; nothing was started", forecast.variants, columns), Lines(lines)],
+    )

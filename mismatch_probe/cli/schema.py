@@ -34,6 +34,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "canary": "train --canary --json",
     "sanity": "sanity --json, RUN/sanity.json",
     "ablation": "ablate --json, RUN/ablation.json",
+    "ablation-dry-run": "ablate --dry-run --json",
     "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, headroom.json",
     "localize": "localize --json, localize-TRAIN-INFER.json",
@@ -58,7 +59,7 @@ def schema(
     """Print the JSON schema of a document that --json prints."""
     if name is None:
         for document, where in SCHEMAS.items():
-            typer.echo(f"{document:<12}{where}")
+            typer.echo(f"{document:<18}{where}")
     elif name in SCHEMAS:
         typer.echo(schema_path(name).read_text(encoding="utf-8"), nl=False)
     else:
@@ -67,6 +68,7 @@ def schema(
 
 def documents() -> dict[str, type[BaseModel]]:
     """Each document's record; this loads all of them."""
+    from mismatch_probe.ablate.forecast import AblationForecast
     from mismatch_probe.compare.estimates import DryRun
     from mismatch_probe.records.ablation import AblationResult
     from mismatch_probe.records.answers import Difference, Evaluation, GateResult, NoiseFloor
@@ -87,6 +89,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "canary": Canary,
         "sanity": SanityRecord,
         "ablation": AblationResult,
+        "ablation-dry-run": AblationForecast,
         "evaluation": Evaluation,
         "headroom": Headroom,
         "localize": Localization,

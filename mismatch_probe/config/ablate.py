@@ -17,6 +17,8 @@ from mismatch_probe.errors import UsageError
 
 _SEED: Final = "seed"
 _BETWEEN: Final = "/"
+_OF_ALL_CELLS: Final = ("model.", "task.reward", "engine", "infer")
+"""Beginnings of settings that no grid varies."""
 
 OneOf = Annotated[tuple[Any, ...], ListAsTuple]
 
@@ -43,6 +45,17 @@ class GridSettings(Settings):
     @classmethod
     def _with_both_dtypes(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_BETWEEN.join(_both_dtypes(value)) for value in values)
+
+    @field_validator("further")
+    @classmethod
+    def _runs_no_code(cls, axes: dict[str, OneOf]) -> dict[str, OneOf]:
+        for name in axes:
+            if name.startswith(_OF_ALL_CELLS):
+                raise ValueError(
+                    f"{name} can run code or name a server, which a run directory may not give back; set it for all "
+                    "cells, outside of the grid"
+                )
+        return axes
 
     def axes(self) -> dict[str, Sequence[Any]]:
         """The values of each axis that has any, but the seeds."""
@@ -102,11 +115,6 @@ class Ablation:
             parse_settings(GridSettings, table if isinstance(table, Mapping) else {"grid": table}, "the grid")
             for table in (tables if isinstance(tables, list | tuple) else [tables])
         ]
-        if not any(grid.axes() or grid.seed for grid in grids):
-            raise UsageError(
-                "the grid is empty: nothing would vary; give --precision, --objective, --seed or another of its flags "
-                "more than once, or a table [grid] in --config"
-            )
         sanity = None if values.get("sanity") is None else parse_settings(SanitySettings, values["sanity"])
         varying = _varying_axes(grids)
         cells: dict[str, GridCell] = {}
@@ -116,6 +124,11 @@ class Ablation:
                     f"two cells of the grid are called {cell.name} and have other settings; give every grid of the "
                     "file the same axes"
                 )
+        if len(cells) < 2:
+            raise UsageError(
+                "nothing varies in the grid; give --precision, --objective, --seed or another of its flags more than "
+                "once, or a table [grid] in --config, or run the one cell with `train`"
+            )
         seeds = list(dict.fromkeys(cell.settings.seed for cell in cells.values()))
         in_order = sorted(cells.values(), key=lambda cell: seeds.index(cell.settings.seed))
         return cls(in_order, sanity, dict(values))

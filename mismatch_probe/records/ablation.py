@@ -71,9 +71,9 @@ class CellResult(Record):
     pass_step: int | None = None
     """Where accuracy first was above 95 %: of a sanity test over all its problems, else the mean of `window` steps."""
     collapse_step: int | None = None
-    """From this step on the mean reward of `window` steps stays below half of the best before."""
+    """Of a run that ends below half of its best: the first step at which the mean reward of three steps was so low."""
     growth_step: int | None = None
-    """The first step whose mean KL over `window` steps is above three times that of the first ones."""
+    """The first step whose median KL over three steps is above three times that of the first ones."""
     lead_steps: int | None = None
     """Steps from the growth of the mismatch to the collapse; negative where it came after."""
     skipped_updates: int = 0
@@ -83,6 +83,10 @@ class CellResult(Record):
     """Of these, in the forward pass that corrections need."""
     learn_seconds: float | None = None
     """Of these, in the forward and backward passes of all updates."""
+    score_over_learn: float | None = None
+    """The time of that pass over that of learning: a third where a backward pass takes twice a forward one; with one
+    update a step, where learning is the backward pass alone, a half.
+    """
     sampled_tokens_per_second: float | None = None
     scored_tokens_per_second: float | None = None
     learned_tokens_per_second: float | None = None

@@ -52,7 +52,7 @@ def with_reward(sample: TrainingSample, reward: float, since: int) -> TrainingSa
 
 def test_a_reward_that_falls_for_good_is_a_collapse_at_the_step_where_it_is_low() -> None:
     rewards = np.where(STEPS > 20, 0.1, STEADY)
-    assert collapse_step(STEPS, rewards, 4) == 23
+    assert collapse_step(STEPS, rewards, 4) == 22
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_rewards_that_are_no_numbers_to_the_end_are_a_collapse() -> None:
 
 def test_a_mismatch_that_climbs_has_grown_where_its_median_is_three_times_the_first() -> None:
     mismatch = np.where(STEPS > 12, 4e-5, 1e-5)
-    assert growth_step(STEPS, mismatch, 4) == 15
+    assert growth_step(STEPS, mismatch, 4) == 14
 
 
 def test_a_single_leap_of_the_mismatch_is_no_growth() -> None:

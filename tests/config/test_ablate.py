@@ -37,9 +37,9 @@ def test_each_axis_sets_its_setting() -> None:
         "lora_rank": [8],
         "max_new_tokens": [9],
         "further": {"optimizer.max_grad_norm": [0.5]},
-        "seed": [7],
+        "seed": [7, 8],
     }
-    (cell,) = ablation(grid).cells
+    cell, _ = ablation(grid).cells
     settings = cell.settings
     assert (settings.train_dtype, settings.infer_dtype) == (Dtype.BF16, Dtype.FP32)
     assert settings.objective.name == "gspo"
@@ -79,11 +79,13 @@ def test_cells_that_differ_in_their_seed_alone_are_a_variant() -> None:
 @pytest.mark.parametrize(
     ("grids", "why"),
     [
-        ([{}], "the grid is empty: nothing would vary; give --precision"),
-        ([{"precision": ["bf17"]}], "bf17"),
+        ([{}], "nothing varies in the grid; give --precision"),
+        ([{"precision": ["bf16"], "seed": [3]}], "or run the one cell with `train`"),
+        ([{"precision": ["bf16", "bf17"]}], "bf17"),
         ([{"precison": ["bf16"]}], "'precison' is unknown; did you mean 'precision'"),
-        ([{"seed": [-1]}], "seed"),
+        ([{"seed": [1, -1]}], "seed"),
         ([{"precision": ["bf16", "fp64"]}], "cell fp64-fp64.seed-0"),
+        ([{"further": {"task.reward": ["module:function"]}}], "set it for all cells, outside of the grid"),
         ([{"objective": ["grpo"], "seed": [0]}, {"objective": ["gspo"], "further": {"steps": ["x"]}}], "steps"),
     ],
 )

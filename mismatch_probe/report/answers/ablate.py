@@ -28,7 +28,7 @@ from mismatch_probe.report.sections.ablation import (
     CELL_BADGES,
     ablation_sections,
     cell_label,
-    collapse_sentences,
+    collapse_summary,
     seeds_mean,
     variant_column,
     write_over_seeds,
@@ -48,6 +48,7 @@ _MOST_CURVES: Final = 8
 
 def ablation_answer(result: AblationResult, manifest: AblationManifest | None = None, courses: Courses = ()) -> Answer:
     """`manifest` and `courses` are for a page: provenance, and the curves of the variants."""
+    remarks = [*map(_ratio_sentence, result.ratios)]
     return Answer(
         subject="ablation",
         model=", ".join(result.models),
@@ -60,12 +61,12 @@ def ablation_answer(result: AblationResult, manifest: AblationManifest | None = 
         ],
         table=_overview(result),
         footnote=_ablation_footnote(result),
-        remarks=[*map(_ratio_sentence, result.ratios)],
+        remarks=remarks,
         figure=_ablation_figure(courses),
         sections=[] if manifest is None else ablation_sections(result, manifest),
         screen=[
             _overview(result),
-            Lines([*collapse_sentences(result), *map(_ratio_sentence, result.ratios), *_ending_sentences(result)]),
+            Lines([*filter(None, [collapse_summary(result)]), *remarks, *_ending_sentences(result)]),
         ],
     )
 
@@ -124,7 +125,7 @@ def _ablation_footnote(result: AblationResult) -> str:
         f"Mean over seeds with Student's t interval of {write_percent(result.level)}: it says how far another choice "
         "of seeds would move the mean, and is wide with three. "
         f"KL: mean over all steps. Accuracy: share of responses with a reward of 1 or more, last {steps} steps. "
-        f"Passed: {passes}. Collapsed: ends below {write_percent(COLLAPSED_BELOW)} of its best reward."
+        f"Passed: {passes}. Collapsed: ends below {write_percent(COLLAPSED_BELOW)} of its best reward of three steps."
     )
 
 

@@ -1,8 +1,8 @@
 """The page of an ablation below its table: gaps, early warnings, corrections, speed, guards, cells, provenance."""
 
 import shlex
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -30,7 +30,7 @@ from mismatch_probe.records.training_run import GuardFirings
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.sections.provenance import key_values
 from mismatch_probe.report.training.course import actions_words, times
-from mismatch_probe.report.view import Badge, Block, Cell, Column, Command, Note, Section, Table
+from mismatch_probe.report.view import Badge, Block, Cell, Column, Command, Note, Row, Section, Table
 from mismatch_probe.stats.results import Estimate
 
 CELL_BADGES: Final = {
@@ -68,11 +68,22 @@ def collapse_sentences(result: AblationResult) -> Iterator[str]:
             continue
         if cell.growth_step is None:
             order = f"its KL never was above {GROWN_ABOVE:g} times that of its first steps"
-        elif cell.lead_steps and cell.lead_steps > 0:
-            order = f"its KL had grown {write_many(cell.lead_steps, 'step')} before"
+        elif cell.growth_step < cell.collapse_step:
+            order = f"its KL had grown {write_many(cell.collapse_step - cell.growth_step, 'step')} before"
+        elif cell.growth_step == cell.collapse_step:
+            order = "its KL had grown at the same step"
         else:
             order = f"its KL had grown only at step {cell.growth_step}"
         yield f"{cell_label(cell)} collapsed at step {cell.collapse_step}: {order}."
+
+
+def collapse_summary(result: AblationResult) -> str:
+    """Of how many collapsed cells the mismatch had grown before; nothing where none collapsed."""
+    collapses = [cell for cell in result.cells if cell.collapse_step is not None]
+    if not collapses:
+        return ""
+    before = sum(cell.lead_steps is not None and cell.lead_steps > 0 for cell in collapses)
+    return f"The mismatch had grown before the collapse in {before} of the {write_many(len(collapses), 'cell')}."
 
 
 def cell_label(cell: CellResult) -> str:
@@ -81,12 +92,7 @@ def cell_label(cell: CellResult) -> str:
 
 def ablation_sections(result: AblationResult, manifest: AblationManifest) -> list[Section]:
     return [
-        _deployment(result),
-        _early_warning(result),
-        _corrections(result),
-        _speed(result),
-        _guards(result),
-        _cells(result),
+        *_of_result(result),
         _origin(manifest),
         Section(
             "reproduce",
@@ -96,6 +102,28 @@ def ablation_sections(result: AblationResult, manifest: AblationManifest) -> lis
             [Command(shlex.join(result.command))],
         ),
     ]
+
+
+def ablation_tables(result: AblationResult) -> list[Table]:
+    """Those of the page below its first one."""
+    return [block for section in _of_result(result) for block in section.blocks if isinstance(block, Table)]
+
+
+def _of_result(result: AblationResult) -> list[Section]:
+    return [
+        _deployment(result),
+        _early_warning(result),
+        _corrections(result),
+        _speed(result),
+        _guards(result),
+        _cells(result),
+    ]
+
+
+def _without_empty_columns(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]], **how: Any) -> Table:
+    """A table of the columns in which some row has a value."""
+    present = [column for column in columns if any(column.cell(row) != ABSENT for row in rows)]
+    return Table.of(caption, rows, present, **how)
 
 
 def _deployment(result: AblationResult) -> Section:
@@ -113,7 +141,7 @@ def _deployment(result: AblationResult) -> Section:
         "Deployment gap",
         "The engine mu is what is deployed, pi is what was trained. Under pi each response of the last steps counts by "
         "its weight exp(S), so both are of the same responses. A gap above 0: the engine earns more.",
-        [Table.of("Reward and accuracy under mu and pi", result.variants, columns, is_stacked=True)],
+        [_without_empty_columns("Reward and accuracy under mu and pi", result.variants, columns, is_stacked=True)],
     )
 
 
@@ -130,13 +158,14 @@ def _early_warning(result: AblationResult) -> Section:
         Column("KL at the end", lambda cell: write_number(cell.kl_last)),
     ]
     sentences = list(collapse_sentences(result))
-    blocks: list[Block] = [Note("What came first:", sentences) if sentences else Note("No cell collapsed.")]
-    blocks.append(Table.of("Mismatch and collapse of each cell", result.cells, columns, is_stacked=True))
+    blocks: list[Block] = [Note(collapse_summary(result), sentences) if sentences else Note("No cell collapsed.")]
+    blocks.append(_without_empty_columns("Mismatch and collapse of each cell", result.cells, columns, is_stacked=True))
     return Section(
         "early-warning",
         "Does the mismatch grow before a collapse?",
-        f"Grown: the median KL of the window is above {GROWN_ABOVE:g} times that of the first one. Collapsed: from "
-        f"this step on the mean reward of the window stays below {write_percent(COLLAPSED_BELOW)} of the best before.",
+        f"Grown: the median KL of three steps is above {GROWN_ABOVE:g} times that of the first three. Collapsed: the "
+        f"run ends below {write_percent(COLLAPSED_BELOW)} of its best reward, and this step is the first that low, by "
+        "means of three steps.",
         blocks,
     )
 
@@ -166,6 +195,7 @@ def _corrections(result: AblationResult) -> Section:
         Column("effective sample size", seeds_mean("effective_share")),
         Column("s a step", seeds_mean("step_seconds")),
         Column("of it scoring", seeds_mean("score_seconds")),
+        Column("scoring over learning", seeds_mean("score_over_learn")),
     ]
     return Section(
         "corrections",
@@ -173,7 +203,7 @@ def _corrections(result: AblationResult) -> Section:
         "Scoring is pi's forward pass before the update, which a correction needs. With one update a step and one "
         "micro-batch it is the pass that is learned from, and a correction costs nothing; with several updates it is "
         "one more pass. Passed at step: over the seeds that passed.",
-        [Table.of("Objectives and corrections", result.variants, columns, is_stacked=True)],
+        [_without_empty_columns("Objectives and corrections", result.variants, columns, is_stacked=True)],
     )
 
 
@@ -189,7 +219,7 @@ def _speed(result: AblationResult) -> Section:
         "speed",
         "Tokens per second by format",
         "Median over the steps of a cell, on this machine, with whatever else it had to do.",
-        [Table.of("Response tokens per second", result.variants, columns, is_stacked=True)],
+        [_without_empty_columns("Response tokens per second", result.variants, columns, is_stacked=True)],
     )
 
 
@@ -205,7 +235,7 @@ def _guards(result: AblationResult) -> Section:
     ]
     blocks: list[Block] = [Note("No guard fired in any cell.")]
     if firings:
-        blocks = [Table.of("Guards that fired", firings, columns, is_stacked=True)]
+        blocks = [_without_empty_columns("Guards that fired", firings, columns, is_stacked=True)]
     return Section("guards", "Which guard spoke when", "Of each guard the first time, and how often.", blocks)
 
 
@@ -226,7 +256,7 @@ def _cells(result: AblationResult) -> Section:
         "cells",
         "Cells",
         "Each is a training run in its own folder below `cells/`, with a page of its own.",
-        [Table.of("One row a cell", result.cells, columns, is_stacked=True)],
+        [_without_empty_columns("One row a cell", result.cells, columns, is_stacked=True)],
     )
 
 
