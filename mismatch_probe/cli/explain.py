@@ -71,7 +71,10 @@ def explain(
         ),
     ] = None,
     num_responses: Annotated[
-        int | None, typer.Option(min=1, help="Look at so many responses; 128 unless given.", rich_help_panel=_TRIED)
+        int | None,
+        typer.Option(
+            min=1, metavar="RESPONSES", help="Look at so many responses; 128 unless given.", rich_help_panel=_TRIED
+        ),
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:

@@ -55,7 +55,10 @@ _CONFIG: Final = Path("mismatch.toml")
 @app.command(_DEFAULT, epilog=example("gate"))
 def run(
     path: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Run directory to judge; of the preset layout, metrics of a training.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run directory to judge; with --preset layout, the metrics of a training run."
+        ),
     ],
     config: GateConfig = _CONFIG,
     preset: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID_EVERY: Final = 64
+_made = partial(typer.Option, rich_help_panel=options.MADE)
+_with_model = partial(typer.Option, rich_help_panel=options.SIDES)
 
 
 @gives_settings(options.MODEL)
@@ -35,26 +38,27 @@ def import_log(
     flag_values: dict[str, Any],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A log: a file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
-    format: options.LogFormat = None,
-    train_dtype: Annotated[
-        str | None, typer.Option(help=f"Dtype that the trainer computed in: {options.DTYPES}.")
-    ] = None,
-    infer_dtype: Annotated[str | None, typer.Option(help="Dtype that the sampler computed in.")] = None,
+    format: Annotated[str | None, _made(help=options.LOG_FORMAT_HELP)] = None,
+    train_dtype: Annotated[str | None, _made(help=f"Dtype that the trainer computed in: {options.DTYPES}.")] = None,
+    infer_dtype: Annotated[str | None, _made(help="Dtype that the sampler computed in.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of both sides' log-probs, where the log does not say it.")
+        float | None, _made(help="Temperature of both sides' log-probs, where the log does not say it.")
     ] = None,
     ref_is_fp32: Annotated[
-        bool, typer.Option("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy.")
+        bool, _made("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy.")
     ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Analyse so many sampled tokens, of whole prompts chosen at random.")
-    ] = None,
     step: Annotated[
         int | None,
-        typer.Option(help="With --model: explain, and score, the responses of this step, whose weights it has."),
+        _with_model(help="With --model: explain, and score, the responses of this step, whose weights it has."),
     ] = None,
     scored: Annotated[
-        Path | None, typer.Option(help="With --model: run directory for what the log lacks, computed as `score` does.")
+        Path | None, _with_model(help="With --model: run directory for what the log lacks, computed as `score` does.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Analyse so many sampled tokens, of whole prompts chosen at random."
+        ),
     ] = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:

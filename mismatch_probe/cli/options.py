@@ -26,6 +26,7 @@ _PROBLEMS: Final = "Problems and rollouts"
 _TRAINING: Final = "Training"
 GUARDS: Final = "Guards"
 GATE: Final = "Gate"
+MADE: Final = "What made the log"
 REST: Final = "Run and output"
 """The heading of the flags that have none, in a command whose other flags do."""
 _HEADINGS: Final = {
@@ -43,9 +44,9 @@ _HEADINGS: Final = {
     "interventions": COMPUTED,
     "switches": COMPUTED,
     "weights_only": COMPUTED,
-    "pi": "What made the log",
-    "mu": "What made the log",
-    "adapter": "What made the log",
+    "pi": MADE,
+    "mu": MADE,
+    "adapter": MADE,
     "task": _PROBLEMS,
     "reward": _PROBLEMS,
     "rollout": _PROBLEMS,
@@ -165,7 +166,8 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --ou
 Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the same settings.")]
 WITHOUT_BASELINE_HELP: Final = "Leave out the checks that compare with a baseline, and say so."
 WithoutBaseline = Annotated[bool, typer.Option("--without-baseline", help=WITHOUT_BASELINE_HELP)]
-LogFormat = Annotated[str | None, typer.Option(help="Format of the log; recognised by its content unless given.")]
+LOG_FORMAT_HELP: Final = "Format of the log; recognised by its content unless given."
+LogFormat = Annotated[str | None, typer.Option(help=LOG_FORMAT_HELP)]
 ImportedRun = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that `import` made.")]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 

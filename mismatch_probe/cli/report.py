@@ -21,7 +21,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directory, or what headroom or localize wrote; several training runs share a page.",
         ),
     ],
@@ -58,8 +58,17 @@ def report(
     if (with_paths or with_text) and not issue:
         raise UsageError("--with-paths and --with-text say what --issue holds; give it too")
     if issue:
-        if len(runs) > 1 or json_output or recompute or kinds[0] not in (*COMPARISONS, None):
-            raise UsageError("--issue prints the block of one comparison or imported log, and takes no other flag")
+        kind = kinds[0]
+        if len(runs) > 1 or json_output or recompute or kind not in (*COMPARISONS, *TRAININGS, RunKind.CURVES, None):
+            raise UsageError(
+                "--issue prints the block of one comparison, imported log or training run, and takes no other flag"
+            )
+        if with_text and kind in (*TRAININGS, RunKind.CURVES):
+            raise UsageError("--with-text shows tokens, and metrics have none; leave it out")
+        if kind in TRAININGS:
+            return _print_issue_of_training(TrainingDirectory(runs[0]), has_paths=with_paths)
+        if kind is RunKind.CURVES:
+            return _print_issue_of_curves(runs[0], has_paths=with_paths)
         return _print_issue(RunDirectory(runs[0]), has_paths=with_paths, has_text=with_text)
     if len(other) < len(runs):
         if other:
@@ -130,6 +139,47 @@ def _print_issue(directory: RunDirectory, *, has_paths: bool, has_text: bool) ->
     block = Issue(summary, directory.read_manifest(), documents, directory.path, has_paths=has_paths, has_text=has_text)
     typer.echo(str(block), nl=False)
     return summary.exit_code
+
+
+def _print_issue_of_training(directory: TrainingDirectory, *, has_paths: bool) -> ExitCode:
+    """Print the Markdown block of a training run. Raises as `read_runs`."""
+    from mismatch_probe.report.answers.train import training_answer
+    from mismatch_probe.report.markdown import issue_of_answer, versions_and_hardware
+    from mismatch_probe.report.training.page import read_runs
+
+    manifest = directory.read_training_manifest()
+    places = {
+        manifest.settings.model.path: "CHECKPOINT",
+        manifest.model.folder: "CHECKPOINT",
+        str(directory.path): "RUN",
+        str(directory.path.resolve()): "RUN",
+    }
+    block = issue_of_answer(
+        training_answer(read_runs([directory], directory.report_path)),
+        [
+            f"model {manifest.model.name}: {manifest.model.architecture}",
+            *versions_and_hardware(manifest.versions, manifest.hardware),
+        ],
+        [manifest.command],
+        {path: place for path, place in places.items() if "/" in path},
+        has_paths=has_paths,
+    )
+    typer.echo(block, nl=False)
+    return ExitCode.PASS
+
+
+def _print_issue_of_curves(folder: Path, *, has_paths: bool) -> ExitCode:
+    """Print the Markdown block of metrics alone. Raises BrokenRecord: it cannot be read."""
+    from mismatch_probe.records.lines import CurvesDirectory
+    from mismatch_probe.report.answers.curves import curves_answer
+    from mismatch_probe.report.markdown import issue_of_answer
+
+    reading = CurvesDirectory(folder).read()
+    places = {path: "LOG" for path in (reading.source, *reading.files) if "/" in path}
+    basis = [f"mismatch-probe {reading.tool_version}"]
+    command = ["mismatch-probe", "import", reading.source, "--out", str(folder)]
+    typer.echo(issue_of_answer(curves_answer(reading), basis, [command], places, has_paths=has_paths), nl=False)
+    return reading.exit_code
 
 
 def _report_findings(folder: Path, *, plotly_js: PlotlyJs, json_output: bool) -> None:

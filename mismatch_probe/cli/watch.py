@@ -37,15 +37,25 @@ def watch(
     idle: Annotated[
         float | None,
         typer.Option(
-            min=0, help="End after so many seconds without a new step; with 0, after the steps that are there now."
+            min=0,
+            metavar="SECONDS",
+            help="End after so many seconds without a new step; with 0, after the steps that are there now.",
         ),
     ] = None,
-    every: Annotated[float, typer.Option(min=0.1, help="Look for new steps every so many seconds.")] = 2.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Look for new steps every so many seconds.")
+    ] = 2.0,
     unjudged: Annotated[
-        int, typer.Option(min=0, help="End after so many steps in a row that could not be judged; with 0, never.")
+        int,
+        typer.Option(
+            min=0, metavar="STEPS", help="End after so many steps in a row that could not be judged; with 0, never."
+        ),
     ] = 3,
     unjudged_share: Annotated[
-        float, typer.Option(min=0, max=1, help="The largest share of the steps that may be unjudged at the end.")
+        float,
+        typer.Option(
+            min=0, max=1, metavar="SHARE", help="The largest share of the steps that may be unjudged at the end."
+        ),
     ] = 0.1,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:

@@ -192,7 +192,7 @@ def _sentence(move: MetricDifference, no_ratio: str) -> str:
         return f"{what} is {move.first.value:.3g} nats in the first run and {move.second.value:.3g} in the second"
     times = f"{move.ratio.value:.3g} times the first run's [{move.ratio.low:.3g}, {move.ratio.high:.3g}]"
     if move.ratio.low <= 1 <= move.ratio.high:
-        return f"no difference can be seen: {what} is {times}"
+        return f"no difference can be seen in {what.removesuffix(',')}: it is {times}"
     return f"the second run is {'worse' if move.ratio.value > 1 else 'better'}: {what} is {times}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import plain
@@ -20,7 +20,7 @@ from mismatch_probe.report.pairs import level, pairs_table, size_sentence, table
 from mismatch_probe.report.screen import Write, in_full
 from mismatch_probe.report.sections.errors import part_meaning
 from mismatch_probe.report.sections.provenance import effective_settings
-from mismatch_probe.report.view import Cell, Column, Table
+from mismatch_probe.report.view import Answer, Cell, Column, Table, Terms
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Blame, Estimate
 from mismatch_probe.verdict.findings import headline_of
@@ -139,12 +139,7 @@ class Issue:
     def _commands(self) -> Iterator[str]:
         continued = [continuation.command for continuation in self.manifest.continued if continuation.added]
         for command in (self.manifest.command, *continued):
-            words = (
-                command
-                if self.has_paths
-                else [_without_paths(word, self._places) for word in _words_with_places(command)]
-            )
-            yield shlex.join(map(plain, words))
+            yield shlex.join(map(plain, _without_places(command, self._places, has_paths=self.has_paths)))
 
     @cached_property
     def _places(self) -> Mapping[str, str]:
@@ -162,6 +157,62 @@ class Issue:
         return {path: places[path] for path in sorted(places, key=len, reverse=True) if "/" in path}
 
 
+def issue_of_answer(
+    answer: Answer,
+    basis: Iterable[str],
+    commands: Iterable[Sequence[str]],
+    places: Mapping[str, str],
+    *,
+    has_paths: bool = False,
+) -> str:
+    """The block of what is no comparison, a training run or metrics alone: the screen's answer as Markdown.
+
+    basis: versions and hardware. places: files and folders that the records name, and what stands in their place.
+    """
+
+    def write(text: str) -> str:
+        return escape(text if has_paths else _without_paths(text, places))
+
+    def write_cell(cell: Cell) -> str:
+        return str(cell) if isinstance(cell, WrittenNumber) else write(in_full(cell))
+
+    def table_lines(table: Table) -> list[str]:
+        title = [f"**{write(table.caption)}**", ""] if table.caption else []
+        return [*title, *markdown_table(table, write_cell)]
+
+    blocks = [[f"### {write(in_full(answer.headline))}"], [f"- {write(fact)}" for fact in (*basis, *answer.facts)]]
+    if answer.table is not None and not any(isinstance(part, Table) for part in answer.screen):
+        blocks += [table_lines(answer.table), [f"- {write(answer.footnote)}"] if answer.footnote else []]
+    for part in answer.screen:
+        if isinstance(part, Table):
+            blocks.append(table_lines(part))
+        elif isinstance(part, Terms):
+            blocks.append([f"- {write(name)}: {write(text)}" for name, text in part.items])
+        elif part.style == "bold":
+            blocks.append([f"**{write(text)}**" for text in part.texts])
+        else:
+            blocks.append([f"- {write(text.strip())}" for text in part.texts])
+    if answer.advice:
+        blocks += [["**Next**"], [f"- {write(in_full(sentence))}" for sentence in answer.advice]]
+    words = [shlex.join(map(plain, _without_places(command, places, has_paths=has_paths))) for command in commands]
+    blocks += [["**Reproduce**", "", "```", *words, "```"]]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _without_places(command: Sequence[str], places: Mapping[str, str], *, has_paths: bool) -> Sequence[str]:
+    return command if has_paths else [_without_paths(word, places) for word in _words_with_places(command)]
+
+
+def versions_and_hardware(versions: Mapping[str, str], hardware: Mapping[str, Any]) -> Iterator[str]:
+    """A line each, where it is known."""
+    if versions:
+        yield ", ".join(f"{package} {version}" for package, version in versions.items())
+    if hardware:
+        gpus = "; ".join(map(str, hardware.get("gpus") or ["no GPU"]))
+        memory = f", {write_size(hardware['memory_bytes'])}" if "memory_bytes" in hardware else ""
+        yield f"{gpus}; {hardware.get('cpu_cores')} cores of {hardware.get('cpu')}{memory}; {hardware.get('system')}"
+
+
 def _basis(summary: Summary, manifest: Manifest) -> Iterator[str]:
     """Model, versions, hardware and sizes."""
     model = manifest.model
@@ -170,12 +221,7 @@ def _basis(summary: Summary, manifest: Manifest) -> Iterator[str]:
     else:
         name = manifest.settings.model.path if _is_of_hub(manifest.settings.model.path, [model]) else model.name
         yield f"model {name}: {model.architecture}, stored in {model.checkpoint_dtype}, fingerprint {model.fingerprint}"
-    yield ", ".join(f"{package} {version}" for package, version in manifest.versions.items())
-    hardware = manifest.hardware
-    if hardware:
-        gpus = "; ".join(map(str, hardware.get("gpus") or ["no GPU"]))
-        memory = f", {write_size(hardware['memory_bytes'])}" if "memory_bytes" in hardware else ""
-        yield f"{gpus}; {hardware.get('cpu_cores')} cores of {hardware.get('cpu')}{memory}; {hardware.get('system')}"
+    yield from versions_and_hardware(manifest.versions, manifest.hardware)
     yield "; ".join(run_facts(summary, manifest))
     if manifest.environment:
         yield ", ".join(f"{name}={value}" for name, value in manifest.environment.items())

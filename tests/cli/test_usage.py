@@ -24,7 +24,7 @@ from tests.command_line import probe
         ),
         ("compare --prompt x", "'--prompt' is not an option here; did you mean '--prompts'?"),
         ("compare --nothing-like-it x", "engine arguments are written --vllm.KEY VALUE"),
-        ("report", "RUN... is missing; `mismatch-probe report --help` lists"),
+        ("report", "RUN is missing; `mismatch-probe report --help` lists"),
         ("report --json=x RUN", "--json"),
         ("diff a", "B is missing; `mismatch-probe diff --help` lists"),
         ("diff a b c d", "c d is more than the command takes; `mismatch-probe diff --help` lists"),

@@ -15,6 +15,7 @@ from mismatch_probe.report.markdown import Issue
 from tests.gate.cli import CommandLine
 from tests.report import samples
 from tests.report.documents import localization
+from tests.report.training.training_runs import TrainingSample, firing, training_run
 from tests.simulated_run import Simulation, simulated_run
 
 PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP32, Dtype.FP32))
@@ -189,3 +190,34 @@ def test_the_command_prints_the_block_alone_and_refuses_what_is_no_comparison(
     assert not run.report_path.exists()
     for words in (["--issue", "--json"], ["--with-paths"], ["--issue", "--recompute"]):
         assert command_line("report", run.path, *words).code == ExitCode.USAGE, words
+
+
+def test_a_training_run_has_a_block_with_its_answer_and_command_and_names_no_folder(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    run = training_run(tmp_path / "kims-run", TrainingSample(steps=12, firings=(firing(7, ["warn"]),)))
+    ended = command_line("report", run.path, "--issue")
+    assert ended.code == ExitCode.PASS
+    assert ended.stdout.startswith("### ")
+    assert "**Reproduce**" in ended.stdout
+    assert "above its limit of 0.015 (warn)" in ended.stdout
+    assert str(tmp_path) not in ended.stdout
+    assert command_line("report", run.path, "--issue", "--with-text").code == ExitCode.USAGE
+
+
+def test_metrics_alone_have_a_block_with_headline_curves_and_what_to_log_next(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    metrics = tmp_path / "kims-log" / "metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_bytes((Path(__file__).parents[1] / "logs" / "metric_data" / "verl.jsonl").read_bytes())
+    folder = tmp_path / "curve"
+    assert command_line("import", metrics, "--out", folder).code == ExitCode.PASS
+    ended = command_line("report", folder, "--issue")
+    assert ended.stdout.startswith("### KL (k3) grew")
+    assert "| KL (k3) |" in ended.stdout
+    assert "**What metrics alone cannot answer**" in ended.stdout
+    assert "mismatch-probe import PATH --out RUN" in ended.stdout
+    assert "kims-log" not in ended.stdout
+    assert str(metrics) in command_line("report", folder, "--issue", "--with-paths").stdout.replace("\\", "")
+    assert command_line("report", folder, "--issue", "--with-text").code == ExitCode.USAGE
