@@ -201,30 +201,29 @@ def collapse_step(steps: Floats, rewards: Floats, window: int) -> int | None:
     """The first step at which the mean reward of three steps is below half of the best such mean before.
 
     steps, rewards: [steps]; a reward that is no number counts as 0. None where the mean of the last `window` steps is
-    not so low.
+    not so low, or where the window is shorter than three steps: then the noise of a step would look like a collapse.
     """
-    if len(rewards) <= window:
+    if window < _FEW_STEPS:
         return None
     numbers = np.where(np.isfinite(rewards), rewards, 0.0)
-    short = min(window, _FEW_STEPS)
-    means = _windows(numbers, short).mean(axis=1)
+    means = _windows(numbers, _FEW_STEPS).mean(axis=1)
     best = np.maximum.accumulate(means)
     is_low = (means < COLLAPSED_BELOW * best) & (best > 0)
     if not is_low[-1] or numbers[-window:].mean() >= COLLAPSED_BELOW * best[-1]:
         return None
-    return int(steps[np.flatnonzero(is_low)[0] + short - 1])
+    return int(steps[np.flatnonzero(is_low)[0] + _FEW_STEPS - 1])
 
 
 def growth_step(steps: Floats, mismatch: Floats, window: int) -> int | None:
-    """The first step whose median KL over three steps is above three times that of the first ones; None where none is.
-    What is not finite counts as infinite. A run has more than `window` steps.
+    """The first step whose median KL over three steps is above three times that of the first ones.
+
+    What is not finite counts as infinite. None where no step is, or where the window is shorter than three steps.
     """
-    if len(mismatch) <= window:
+    if window < _FEW_STEPS:
         return None
-    window = min(window, _FEW_STEPS)
-    medians = np.median(_windows(np.where(np.isfinite(mismatch), mismatch, np.inf), window), axis=1)
+    medians = np.median(_windows(np.where(np.isfinite(mismatch), mismatch, np.inf), _FEW_STEPS), axis=1)
     above = np.flatnonzero(medians > GROWN_ABOVE * medians[0])
-    return int(steps[above[0] + window - 1]) if len(above) and np.isfinite(medians[0]) else None
+    return int(steps[above[0] + _FEW_STEPS - 1]) if len(above) and np.isfinite(medians[0]) else None
 
 
 def _pass_step(course: Course, window: int) -> int | None:

@@ -68,6 +68,12 @@ def test_rewards_that_are_no_numbers_to_the_end_are_a_collapse() -> None:
     assert collapse_step(STEPS, np.where(STEPS > 30, np.nan, STEADY), 4) is not None
 
 
+def test_so_few_steps_that_noise_looks_like_a_collapse_show_none() -> None:
+    rewards = np.array([0.6, 0.5, 0.2, 0.6, 0.1, 0.1])
+    assert collapse_step(STEPS[:6], rewards, 1) is None
+    assert growth_step(STEPS[:6], 10 ** (rewards * 10), 1) is None
+
+
 def test_a_mismatch_that_climbs_has_grown_where_its_median_is_three_times_the_first() -> None:
     mismatch = np.where(STEPS > 12, 4e-5, 1e-5)
     assert growth_step(STEPS, mismatch, 4) == 14

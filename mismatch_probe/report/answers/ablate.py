@@ -139,7 +139,7 @@ def _ratio_sentence(ratio: VariantRatio) -> str:
     )
     if not ratio.differs_in:
         return f"{sentence}."
-    names = join_names([setting_words(name) for name in ratio.differs_in])
+    names = join_names(["LoRA" if name == "lora_rank" else setting_words(name) for name in ratio.differs_in])
     return f"{sentence}; they differ in {names}, so the ratio at the end also compares what each has learnt."
 
 
