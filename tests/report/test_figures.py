@@ -273,3 +273,10 @@ def test_the_law_of_the_ess_is_drawn_as_far_as_it_was_computed() -> None:
     lengths = {x for trace in drawn.specification["data"] if trace.get("mode") == "lines" for x in trace["x"]}
     assert {10.0, 100.0, 200.0} <= lengths
     assert not lengths & {400.0}
+
+
+def test_the_axis_of_the_first_figure_has_ticks_at_powers_of_ten() -> None:
+    """Of two and a half powers of ten plotly by itself writes 2 and 5 between them."""
+    top = compare_answer(samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))))
+    assert top.figure is not None
+    assert top.figure.panels[0].specification["layout"]["xaxis"]["dtick"] in (1, "D2")
