@@ -132,7 +132,8 @@ def _open_footnote(summary: Summary) -> str:
     numbers = [value for pair in summary.pairs for value in (_kl_cell(pair).value, budget(pair).value)]
     if not any(_OPEN in value for value in numbers):
         return ""
-    return f"{_OPEN} what is too rare for this sample may raise the KL above its interval, and end the budget sooner"
+    sooner = ", and end the budget sooner" if _budget_footnote(summary) else ""
+    return f"{_OPEN} what is too rare for this sample may raise the KL above its interval{sooner}"
 
 
 def contrast_sentences(summary: Summary) -> list[str]:

@@ -128,6 +128,9 @@ def test_what_is_too_rare_for_the_sample_is_marked_and_explained_once() -> None:
     assert f"{write_estimate(kl).value}‡ " in text
     assert re.search(rf"{re.escape(write_tokens(length.budget_tokens).value)}[*]?‡ ", text)
     assert text.count("‡ what is too rare") == 1
+    assert text.count("and end the budget sooner") == 1
+    without_budget = pair.model_copy(update={"length": None})
+    assert "end the budget" not in printed(summary.model_copy(update={"pairs": [without_budget]}))
 
 
 def test_a_command_to_copy_names_the_folder_of_the_run() -> None:

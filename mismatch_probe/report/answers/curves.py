@@ -64,14 +64,14 @@ def curves_answer(reading: CurveReading) -> Answer:
             "metrics alone, no token",
         ],
         advice=[f"Log {sentence}" for sentence in next_columns],
-        table=_curves_table(reading.curves),
+        table=_curves_table(reading.curves, "under Names and sources"),
         footnote="Levels are at the first and the last step, of a flat curve its median. Whether a level changes is a "
         "test at 0.1 %, and a change below 1.5-fold is flat.",
         figure=_figure(reading.curves),
         sections=list(_sections(reading, bands)),
         screen=[
             *_contradiction_lines(reading.contradictions),
-            _curves_table(reading.curves),
+            _curves_table(reading.curves, "on the page, under Names and sources"),
             *_bands_on_screen(foremost),
             *(
                 [Lines(["Causes that fit"], "bold"), Lines([f"  {cause}" for cause in reading.causes], follows=True)]
@@ -106,7 +106,7 @@ def _reading_notes(reading: CurveReading) -> Iterator[Lines]:
         yield Lines(lines, "dim")
 
 
-def _curves_table(curves: Sequence[MetricCurve]) -> Table:
+def _curves_table(curves: Sequence[MetricCurve], where_all_are: str) -> Table:
     """Those that measure the mismatch, and what it hangs on; the table of names has all."""
     of_mismatch = [curve for curve in curves if curve.shape != "other" or curve.metric in _HANGS_ON]
     columns: list[Column[MetricCurve]] = [
@@ -116,7 +116,7 @@ def _curves_table(curves: Sequence[MetricCurve]) -> Table:
         Column("logged as", lambda curve: visible(curve.name), is_text=True),
     ]
     more = (
-        f" ({write_count(len(curves) - len(of_mismatch))} more on the page, under Names and sources)"
+        f" ({write_count(len(curves) - len(of_mismatch))} more {where_all_are})"
         if len(of_mismatch) < len(curves)
         else ""
     )

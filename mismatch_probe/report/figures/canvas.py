@@ -80,7 +80,9 @@ _REACH, _MARGIN = 1.5, 0.05
 _FEW_DECADES, _MOST_TICKS = 2, 7
 _MOST_OF_A_DECADE = 0.7
 _TWO_AND_FIVE = "D2"
-"""Plotly's name of ticks at 1, 2 and 5; by itself it would write all nine digits of a power of ten."""
+"""Plotly's name of ticks at 1, 2 and 5; by itself it would write all nine digits of a power of ten, and of 20 and 50
+the first digit alone.
+"""
 _HOVER_CHARACTERS = 60
 _DIGITS = 5
 
@@ -276,7 +278,7 @@ def logarithmic(figure: Drawing, axis: Axis, values: PlotValues = (), least_span
     if decades > _FEW_DECADES:
         figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS))
     elif decades > _MOST_OF_A_DECADE:
-        figure.update_axis(axis, dtick=_TWO_AND_FIVE)
+        figure.update_axis(axis, dtick=_TWO_AND_FIVE, tickformat="~g")
 
 
 def bound_axis(figure: Drawing, values: PlotValues, bounds: PlotValues) -> None:
