@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the grids of reports/paper and copies what came of them: scripts/paper.sh FOLDER VENV
-# What was run is not run again, so one that was interrupted goes on. It takes an hour and a half on two cores.
+# What was run is not run again, so one that was interrupted goes on. It takes an hour to an hour and a half on two cores.
 set -euo pipefail
 folder=${1:?usage: scripts/paper.sh FOLDER VENV}
 bin=$(cd "${2:?usage: scripts/paper.sh FOLDER VENV}" && pwd)/bin
