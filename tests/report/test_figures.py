@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ from mismatch_probe.report.figures.canvas import (
 from mismatch_probe.report.names import PairStyle
 from mismatch_probe.report.sections import confidence
 from mismatch_probe.report.sections.errors import errors, shared_limits
+from mismatch_probe.report.sections.length import draw_budget
 from mismatch_probe.report.view import Drawing, Figure, Heading
-from mismatch_probe.stats.results import ErrorHistogram, ProbabilityScatter
+from mismatch_probe.stats.results import ErrorHistogram, FittedEss, ProbabilityScatter
 from tests.report import samples
 from tests.report.pages import traces
 from tests.report.test_hostile import PAYLOADS
@@ -256,3 +258,25 @@ def test_the_interval_of_a_pair_with_a_long_name_is_left_to_the_table(infer: str
     notes = top.figure.panels[0].specification["layout"]["annotations"]
     [label] = [note["text"] for note in notes if "   " in note["text"]]
     assert ("[" in label) is has_interval
+
+
+def test_the_law_of_the_ess_is_drawn_as_far_as_it_was_computed() -> None:
+    """Lengths behind the least share that it is computed for have that share: a line along it would deny the law."""
+    [pair] = samples.summary(((Dtype.BF16, Dtype.BF16),)).pairs
+    assert pair.length is not None
+    fitted = [
+        FittedEss(10.0, 0.9),
+        FittedEss(100.0, 0.6),
+        *(FittedEss(length, 0.45) for length in (200.0, 400.0, 800.0)),
+    ]
+    drawn = draw_budget(HEADING, [(pair, replace(pair.length, fitted_ess=fitted))], lambda _: STYLE)
+    lengths = {x for trace in drawn.specification["data"] if trace.get("mode") == "lines" for x in trace["x"]}
+    assert {10.0, 100.0, 200.0} <= lengths
+    assert not lengths & {400.0}
+
+
+def test_the_axis_of_the_first_figure_has_ticks_at_powers_of_ten() -> None:
+    """Of two and a half powers of ten plotly by itself writes 2 and 5 between them."""
+    top = compare_answer(samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))))
+    assert top.figure is not None
+    assert top.figure.panels[0].specification["layout"]["xaxis"]["dtick"] in (1, "D2")

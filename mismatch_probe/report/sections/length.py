@@ -1,5 +1,6 @@
 """Deviation against length: curves by position and by response length, the fitted law and the length budget."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from mismatch_probe.notation import (
@@ -276,6 +277,15 @@ def draw_cumulative(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthL
     return panel(heading, on)
 
 
+def _computed_points(law: LengthLaw) -> list[tuple[float, float]]:
+    """Length and ESS by the fitted law. It is computed down to a share below the budget's, which lengths behind repeat:
+    of these the first is kept.
+    """
+    points = [(point.num_tokens, point.ess) for point in law.fitted_ess]
+    num_falling = sum(not math.isclose(ess, points[-1][1], rel_tol=1e-6) for _, ess in points)
+    return points[: num_falling + 1]
+
+
 def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]], style_of: StyleOf) -> Panel:
     """The fitted law of ESS(T): solid where measured, dotted where extrapolated, marked at T*.
 
@@ -287,7 +297,7 @@ def draw_budget(heading: Heading, pairs: Sequence[tuple[PairSummary, LengthLaw]]
         for pair, law in pairs:
             assert law.budget_tokens is not None
             style, name = style_of(pair), pair_label(pair)
-            points = [(point.num_tokens, point.ess) for point in law.fitted_ess]
+            points = _computed_points(law)
             num_measured = sum(num_tokens <= law.measured_up_to for num_tokens, _ in points)
             for part, dash in ((points[:num_measured], "solid"), (points[max(num_measured - 1, 0) :], "2px,2px")):
                 thin_line(figure, [tokens for tokens, _ in part], [ess for _, ess in part], style, dash)

@@ -101,7 +101,7 @@ def _estimates_panel(heading: Heading, pairs: Sequence[PairSummary], metric: str
         bounds = [bound for _, estimate in estimates for bound in (estimate.value, estimate.low, estimate.high)]
         numbers = [KL_LIMIT, *(bound for bound in bounds if bound is not None and bound > 0)]
         least, most = min(numbers) / _ROOM, max(numbers) * _ROOM
-        logarithmic(figure, "x")
+        logarithmic(figure, "x", [least, most])
         figure.fit_axis("x", [math.log10(least), math.log10(most)])
         figure.update_axis("x", title={"text": f"{metric_words(metric)}, nats per token"})
         figure.update_axis(

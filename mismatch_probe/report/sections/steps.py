@@ -129,11 +129,14 @@ def _step_table(pair: PairSummary) -> Table:
         first = next(iter(row.metrics.values()), None)
         return ABSENT if first is None else write_count(getattr(first, name))
 
-    columns: list[Column[StepSummary]] = [
-        Column("step", _steps_of),
+    versions: list[Column[StepSummary]] = [
         Column(
             "weights", lambda row: ABSENT if row.weight_version is None else visible(row.weight_version), is_text=True
-        ),
+        )
+    ]
+    columns: list[Column[StepSummary]] = [
+        Column("step", _steps_of),
+        *(versions if any(row.weight_version is not None for row in pair.steps) else []),
         Column("responses", lambda row: size("num_sequences", row)),
         Column("tokens", lambda row: size("num_tokens", row)),
         *Column.each(
