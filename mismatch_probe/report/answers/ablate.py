@@ -48,7 +48,8 @@ _MOST_CURVES: Final = 8
 
 def ablation_answer(result: AblationResult, manifest: AblationManifest | None = None, courses: Courses = ()) -> Answer:
     """`manifest` and `courses` are for a page: provenance, and the curves of the variants."""
-    remarks = [*map(_ratio_sentence, result.ratios)]
+    ratios = sorted(result.ratios, key=lambda ratio: bool(ratio.differs_in))
+    remarks = [*map(_ratio_sentence, ratios)]
     return Answer(
         subject="ablation",
         model=", ".join(result.models),
