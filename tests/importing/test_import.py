@@ -90,7 +90,7 @@ def test_each_step_has_its_own_numbers(tmp_path: Path) -> None:
         assert one.metrics["abs_logprob_diff"].value == pytest.approx(of_step, rel=1e-12)
     page = run.report_path.read_text()
     assert "Over the steps of training" in page
-    assert "weights</th>" not in page, "a column that has no value"
+    assert ">weights</th>" not in page, "a column that has no value"
     assert "weight_bytes" not in page, "nothing is known of the checkpoint"
     assert ">Hardware<" not in page
 
@@ -107,7 +107,7 @@ def test_versions_without_steps_have_a_table_and_no_empty_figure(tmp_path: Path)
     written = [row(number, weight_version=str(number % 2)) for number in range(24)]
     page = imported(tmp_path, write(tmp_path / "log.jsonl", written)).report_path.read_text()
     assert "log: each step" in page
-    assert "weights</th>" in page
+    assert ">weights</th>" in page
     assert "figure-steps" not in page
 
 
