@@ -107,7 +107,7 @@ _NEGATIVE = re.compile(r"-\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
 _WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %|(?<!\S)--[a-z][\w.-]*", re.ASCII)
 """A number, a share, a flag."""
-_WORD = re.compile(r"(\S+)")
+_WORD = re.compile(r"([^ \n]+)")
 
 
 def render_page(

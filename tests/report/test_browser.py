@@ -415,8 +415,9 @@ def test_no_line_of_a_command_ends_inside_a_flag_on_a_narrow_screen(
     assert tab.run("document.querySelector('#reproduce pre code').textContent").startswith("mismatch-probe compare --")
 
 
-def test_ticks_between_powers_of_ten_are_whole_numbers(report: Tab) -> None:
+def test_ticks_between_powers_of_ten_are_whole_numbers(tab: Tab, page: str, tmp_path: Path) -> None:
     """20 and 50, not 2 and 5 beside 100."""
-    ticks = report.run("[...document.querySelectorAll('#corrections .xtick text')].map((tick) => tick.textContent)")
+    shown(tab, page, tmp_path).draw_all()
+    ticks = tab.run("[...document.querySelectorAll('#corrections .xtick text')].map((tick) => tick.textContent)")
     assert ticks
     assert all(float(tick) >= 10 for tick in ticks), ticks
