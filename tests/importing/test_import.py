@@ -91,6 +91,8 @@ def test_each_step_has_its_own_numbers(tmp_path: Path) -> None:
     page = run.report_path.read_text()
     assert "Over the steps of training" in page
     assert "weights</th>" not in page, "a column that has no value"
+    assert "weight_bytes" not in page, "nothing is known of the checkpoint"
+    assert ">Hardware<" not in page
 
 
 @pytest.mark.slow

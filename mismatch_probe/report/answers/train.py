@@ -30,7 +30,14 @@ from mismatch_probe.records.training_run import (
 )
 from mismatch_probe.report.training.course import Course, actions_words, off_words, setting_words, times
 from mismatch_probe.report.training.dynamics import figure
-from mismatch_probe.report.training.headline import MISMATCH, REWARD, run_headline, runs_headline, training_tiles
+from mismatch_probe.report.training.headline import (
+    MISMATCH,
+    REWARD,
+    reward_fell,
+    run_headline,
+    runs_headline,
+    training_tiles,
+)
 from mismatch_probe.report.training.plots import OVERVIEW
 from mismatch_probe.report.view import Answer, Badge, Cell, Column, Lines, Table, Terms, Tile
 
@@ -84,7 +91,6 @@ def training_answer(runs: Runs) -> Answer:
 
 
 def _answer_of_runs(runs: Runs) -> Answer:
-    outcomes = [summary.outcome for _, summary in runs]
     models = dict.fromkeys(summary.model for _, summary in runs)
     courses = [course for course, _ in runs]
     is_alone = len(runs) == 1
@@ -93,7 +99,7 @@ def _answer_of_runs(runs: Runs) -> Answer:
         model=", ".join(models),
         headline=run_headline(runs[0][1]) if is_alone else runs_headline(label_runs(runs)),
         tiles=training_tiles(runs[0][1], courses[0].num_guards_on) if is_alone else [],
-        badge=_BADGES[min(outcomes, key=lambda outcome: _BADGES[outcome].rank)],
+        badge=min((_badge_of(summary) for _, summary in runs), key=lambda badge: badge.rank),
         facts=_train_facts(runs),
         advice=[
             summary.diagnosis if is_alone else f"{course.label}: {summary.diagnosis}"
@@ -182,8 +188,15 @@ def _train_table(runs: Runs) -> Table:
     return Table.of("One row a run", runs, columns, is_stacked=True)
 
 
+def _badge_of(summary: TrainingSummary) -> Badge:
+    """How the run ended; a calm colour is for one that kept its reward."""
+    if summary.outcome == "finished" and reward_fell(summary):
+        return Badge("bug", "finished, reward fell")
+    return _BADGES[summary.outcome]
+
+
 def _outcome_badge(course: Course, summary: TrainingSummary) -> Badge:
-    return _BADGES[summary.outcome] if course.sanity is None else sanity_badge(course.sanity)
+    return _badge_of(summary) if course.sanity is None else sanity_badge(course.sanity)
 
 
 def _last(summary: TrainingSummary, name: str) -> Cell:

@@ -115,9 +115,9 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
     if hardware.get("gpus") == []:
         hardware["gpus"] = "none"
     return [
-        key_values("Checkpoint", model),
+        *([key_values("Checkpoint", model)] if manifest.model.fingerprint else []),
         key_values("Versions", manifest.versions),
-        key_values("Hardware", hardware),
+        *([key_values("Hardware", hardware)] if hardware else []),
         key_values("Git state of the folder it was run in", manifest.git)
         if manifest.git
         else Note("Not run inside a git repository."),

@@ -30,6 +30,7 @@ OVERFLOW = "optim/overflow"
 _STOPPED = "stopped: "
 _WIDEST_WINDOW = 10
 _WINDOWS = 5
+_REST_OF_BEST = 0.5
 
 
 def summarise_course(course: Course, report: str) -> TrainingSummary:
@@ -151,7 +152,21 @@ def run_headline(summary: TrainingSummary) -> Markup:
     finish_words = f"Finished {write_many(summary.steps, 'step')}"
     outcome = finish_words if summary.outcome == "finished" else f"Unfinished after step {steps_done} of {total}"
     guards = f"guards fired {times(summary.num_events)}" if summary.num_events else "no guard fired"
-    return Markup("{}: {}; {}.").format(outcome, _course_sentence(summary), guards)
+    best = ""
+    if reward_fell(summary):
+        step = write_count(summary.best_reward_step or 0)
+        best = (
+            f" The best reward was {write_number(summary.best_reward or 0.0)}, up to step {step}: that is lost again."
+        )
+    return Markup("{}: {}; {}.{}").format(outcome, _course_sentence(summary), guards, best)
+
+
+def reward_fell(summary: TrainingSummary) -> bool:
+    """Whether the reward at the end is less than half of its best, over as many steps each."""
+    if summary.best_reward is None or REWARD not in summary.metrics:
+        return False
+    last = summary.metrics[REWARD].last
+    return last is not None and summary.best_reward > 0 and last < _REST_OF_BEST * summary.best_reward
 
 
 def runs_headline(runs: Sequence[tuple[str, TrainingSummary]]) -> str:

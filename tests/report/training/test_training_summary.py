@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mismatch_probe.report.answers.train import training_answer
 from mismatch_probe.report.training.headline import metric_course, window_of
-from mismatch_probe.report.training.page import summarise_training
+from mismatch_probe.report.training.page import read_runs, summarise_training
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 
 
@@ -68,3 +69,12 @@ def test_tokens_and_seconds_add_up_over_the_steps(tmp_path: Path) -> None:
     summary = summarise_training(training_run(tmp_path / "run", TrainingSample(steps=12)))
     assert summary.num_tokens == 12 * 7_500
     assert 12 * 4 < summary.seconds < 12 * 9
+
+
+def test_a_run_that_lost_its_reward_has_no_calm_mark_and_says_what_is_lost(tmp_path: Path) -> None:
+    lost = {step: {"reward/mean": 0.01} for step in range(41, 61)}
+    for name, changes, badge in (("lost", lost, "bug"), ("kept", {}, "clean")):
+        directory = training_run(tmp_path / name, TrainingSample(changes=changes))
+        answer = training_answer(read_runs([directory], directory.report_path))
+        assert answer.badge.kind == badge
+        assert ("that is lost again" in str(answer.headline)) is (name == "lost")
