@@ -55,8 +55,8 @@ def test_an_axis_with_one_value_is_in_no_name() -> None:
 
 def test_rank_0_trains_all_weights_whatever_the_settings_name() -> None:
     lora = {"policy": {"lora": {"rank": 4}}}
-    whole, adapters = ablation({"lora_rank": [0, 4]}, **lora).cells
-    assert whole.settings.policy.lora is None
+    full, adapters = ablation({"lora_rank": [0, 4]}, **lora).cells
+    assert full.settings.policy.lora is None
     assert adapters.settings.policy.lora is not None
 
 
