@@ -92,7 +92,8 @@ def test_what_a_stranger_wrote_into_a_gates_answer_is_text(payload: str) -> None
 def test_the_command_that_goes_on_stands_apart_and_can_be_copied() -> None:
     command = "mismatch-probe compare --resume --out runs/mine --gate ci/mismatch.toml"
     open_answer = FAILED.model_copy(update={"answer": "inconclusive", "next_command": command})
-    assert f'<pre class="block" tabindex="0"><code>{command}</code></pre>' in page_of(open_answer)
+    page = re.sub(r"</?span>", "", page_of(open_answer))
+    assert f'<pre class="block" tabindex="0"><code>{command}</code></pre>' in page
 
 
 def test_what_is_inconclusive_is_not_called_broken() -> None:
