@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID_EVERY: Final = 64
-_made = partial(typer.Option, rich_help_panel=options.MADE)
+_origin_option = partial(typer.Option, rich_help_panel=options.MADE)
 _with_model = partial(typer.Option, rich_help_panel=options.SIDES)
 
 
@@ -38,14 +38,17 @@ def import_log(
     flag_values: dict[str, Any],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A log: a file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
-    format: Annotated[str | None, _made(help=options.LOG_FORMAT_HELP)] = None,
-    train_dtype: Annotated[str | None, _made(help=f"Dtype that the trainer computed in: {options.DTYPES}.")] = None,
-    infer_dtype: Annotated[str | None, _made(help="Dtype that the sampler computed in.")] = None,
+    format: Annotated[str | None, _origin_option(help=options.LOG_FORMAT_HELP)] = None,
+    train_dtype: Annotated[
+        str | None, _origin_option(help=f"Dtype that the trainer computed in: {options.DTYPES}.")
+    ] = None,
+    infer_dtype: Annotated[str | None, _origin_option(help="Dtype that the sampler computed in.")] = None,
     temperature: Annotated[
-        float | None, _made(help="Temperature of both sides' log-probs, where the log does not say it.")
+        float | None, _origin_option(help="Temperature of both sides' log-probs, where the log does not say it.")
     ] = None,
     ref_is_fp32: Annotated[
-        bool, _made("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy.")
+        bool,
+        _origin_option("--ref-is-fp32", help="The log's reference is the same policy in FP32, not another policy."),
     ] = False,
     step: Annotated[
         int | None,

@@ -285,7 +285,7 @@ def _token_pair(
     def log_probs(role: str) -> Reals | None:
         return flat(tables[role].logprobs if role in tables else None)
 
-    def recorded() -> Iterator[tuple[str, Any]]:
+    def samples_and_turns() -> Iterator[tuple[str, Any]]:
         """The fields of the pair that columns of its legs fill; None where one is absent or lacks a number."""
         in_pair = {column.name for column in fields(TokenPair)}
         for name, column in leg_columns().items():
@@ -305,7 +305,7 @@ def _token_pair(
         log_mu_prefill=log_probs("mu_prefill"),
         log_ref_rounded_pi=log_probs("ref_rounded_pi"),
         log_ref_rounded_mu=log_probs("ref_rounded_mu"),
-        **dict(recorded()),
+        **dict(samples_and_turns()),
     )
 
 

@@ -96,10 +96,10 @@ def _alike(response: LoggedResponse, own: SequenceRouting, columns: Ints, by_tok
         if 0 <= column < response.experts.shape[1]:
             logged: IntArray = response.experts[rows, column]
             is_recorded = are_recorded(logged)
-            computed = own.experts[number, positions]
-            if logged.shape != computed.shape:
+            own_rows = own.experts[number, positions]
+            if logged.shape != own_rows.shape:
                 continue
-            is_equal = (np.sort(logged, axis=1) == np.sort(computed, axis=1)).all(axis=1)
+            is_equal = (np.sort(logged, axis=1) == np.sort(own_rows, axis=1)).all(axis=1)
             alike[number] = int((is_equal & is_recorded).sum())
             is_there[number] = int(is_recorded.sum())
     return alike, is_there

@@ -81,9 +81,9 @@ class _ExpertSums:
     num_chosen: int = 0
     places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Of the responses that record experts [L]."""
-    recorded: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    recorded_rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     invalid: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    repeated: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    repeated_rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     zeros: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Places of layers with one expert a token, where that is number 0 [L]."""
     zero_rows: int = 0
@@ -124,7 +124,7 @@ class ChoiceChecks:
         rows, is_fit = rows_of_predictors(response)
         if not sums.responses:
             sums.num_chosen = num_chosen
-            for name in ("places", "recorded", "invalid", "repeated", "zeros"):
+            for name in ("places", "recorded_rows", "invalid", "repeated_rows", "zeros"):
                 setattr(sums, name, np.zeros(num_layers, np.int64))
         sums.responses += 1
         if not is_fit or (num_layers, num_chosen) != (sums.places.size, sums.num_chosen):
@@ -132,18 +132,18 @@ class ChoiceChecks:
             sums.without += num_sampled
             sums.first_misfit = sums.first_misfit or response.where
             return
-        chosen = np.where((rows >= 0)[:, None, None], response.experts[rows], ABSENT)
-        is_recorded = are_recorded(chosen)
+        experts_KL = np.where((rows >= 0)[:, None, None], response.experts[rows], ABSENT)
+        is_recorded = are_recorded(experts_KL)
         largest = self._layout.num_experts if self._layout is not None else _MOST_EXPERTS
-        is_invalid = is_recorded & ((chosen < 0) | (chosen >= largest)).any(axis=2)
-        in_order = np.sort(chosen, axis=2)
+        is_invalid = is_recorded & ((experts_KL < 0) | (experts_KL >= largest)).any(axis=2)
+        in_order = np.sort(experts_KL, axis=2)
         is_repeated = is_recorded & ~is_invalid & (in_order[:, :, 1:] == in_order[:, :, :-1]).any(axis=2)
         sums.places += len(rows)
-        sums.recorded += is_recorded.sum(axis=0)
+        sums.recorded_rows += is_recorded.sum(axis=0)
         sums.invalid += is_invalid.sum(axis=0)
-        sums.repeated += is_repeated.sum(axis=0)
+        sums.repeated_rows += is_repeated.sum(axis=0)
         if num_chosen == 1:
-            is_zero = chosen[:, :, 0] == 0
+            is_zero = experts_KL[:, :, 0] == 0
             sums.zeros += is_zero.sum(axis=0)
             sums.zero_rows += int(is_zero.all(axis=1).sum())
             if not sums.first_zero_row and is_zero.all(axis=1).any():
@@ -165,19 +165,19 @@ class ChoiceChecks:
         sums = self._experts
         if not sums.responses:
             return None
-        recorded = sums.recorded - self._hidden_zeros()
-        empty = np.flatnonzero(recorded == 0)
-        layers = np.flatnonzero(recorded > 0) if recorded.any() else np.arange(recorded.size)
+        recorded_rows = sums.recorded_rows - self._hidden_zeros()
+        empty = np.flatnonzero(recorded_rows == 0)
+        layers = np.flatnonzero(recorded_rows > 0) if recorded_rows.any() else np.arange(recorded_rows.size)
         return ExpertReading(
-            num_layers=recorded.size,
+            num_layers=recorded_rows.size,
             num_chosen=sums.num_chosen,
-            empty_layers=empty.tolist() if recorded.any() else [],
+            empty_layers=empty.tolist() if recorded_rows.any() else [],
             num_responses=sums.responses,
             num_misfits=sums.misfits,
             num_places=sums.tokens * layers.size,
-            num_recorded=int(recorded[layers].sum()),
+            num_recorded=int(recorded_rows[layers].sum()),
             num_invalid=int(sums.invalid[layers].sum()),
-            num_repeated=int(sums.repeated[layers].sum()),
+            num_repeated=int(sums.repeated_rows[layers].sum()),
             shift=self._token_shift(),
         )
 
@@ -186,14 +186,14 @@ class ChoiceChecks:
         sums = self._experts
         num_tokens = int(sums.places[0]) if sums.places.size else 0
         if sums.num_chosen != 1 or not num_tokens:
-            return np.zeros_like(sums.recorded)
+            return np.zeros_like(sums.recorded_rows)
         live = sums.zeros < num_tokens
         if not live.any():
-            return np.full_like(sums.recorded, sums.recorded.max(initial=0))
+            return np.full_like(sums.recorded_rows, sums.recorded_rows.max(initial=0))
         shares = (sums.zeros[live] - sums.zero_rows) / max(1, num_tokens - sums.zero_rows)
         expected = num_tokens * float(np.prod(shares))
         is_hidden = live.sum() > 1 and sums.zero_rows > 3 + 5 * expected
-        return np.where(live, sums.zero_rows if is_hidden else 0, sums.recorded)
+        return np.where(live, sums.zero_rows if is_hidden else 0, sums.recorded_rows)
 
     def _token_shift(self) -> int:
         """By how many tokens the rows stand too late; 0 where they stand right or nothing shows it."""
@@ -308,14 +308,14 @@ def _overlaps(response: LoggedResponse) -> Floats:
     """
     assert response.experts is not None
     totals = np.zeros((len(_SHIFTS), 3))
-    recorded = are_recorded(response.experts)
-    if not recorded.any():
+    is_recorded = are_recorded(response.experts)
+    if not is_recorded.any():
         return totals
-    layer = int(recorded.any(axis=0).argmax())
+    layer = int(is_recorded.any(axis=0).argmax())
     ids = np.concatenate([response.prompt_token_ids, response.token_ids]).astype(np.int64)
     num_rows = len(response.experts)
     start = 0 if num_rows >= ids.size - 1 else response.prompt_token_ids.size
-    rows = np.arange(num_rows)[recorded[:, layer]]
+    rows = np.arange(num_rows)[is_recorded[:, layer]]
     tokens = rows + start
     is_inner = (tokens >= 1) & (tokens < ids.size - 1)
     rows, tokens = rows[is_inner], tokens[is_inner]

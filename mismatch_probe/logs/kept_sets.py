@@ -129,14 +129,16 @@ class KeptChecks:
                 first=sums.first_misfit,
             )
         if outside:
-            late = {0: "", 1: ": they stand one token too late", -1: ": they stand one token too early"}[reading.shift]
+            shift_text = {0: "", 1: ": they stand one token too late", -1: ": they stand one token too early"}[
+                reading.shift
+            ]
             yield LogFinding.of(
                 LogCode.KEPT_SETS_BROKEN,
                 evidence={"tokens": outside, "of": reading.num_cut, "shift": reading.shift},
                 number=write_count(outside),
                 total=write_count(reading.num_cut),
                 share=write_share(outside, reading.num_cut),
-                late=late,
+                late=shift_text,
                 first=sums.first_outside,
             )
         for column, side in (("log_mu", "sampler"), ("log_pi", "trainer")):

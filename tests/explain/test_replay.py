@@ -118,18 +118,18 @@ def test_a_side_that_is_not_cut_to_the_recorded_sets_is_named(llama: Path, top_k
     sequences = sampled(llama, num_prompts=4, samples=6, num_tokens=32, top_k=top_k)
     with Scorer.load(llama, Dtype.FP32, TrainingPathSettings(), temperature=1.0) as scorer:
         rows = [scorer.distributions(sequence, range(len(sequence.token_ids))) for sequence in sequences]
-    whole = scored(llama, sequences, Dtype.FP32)
+    own_by_all = scored(llama, sequences, Dtype.FP32)
     sets = [np.argsort(-row, axis=1)[:, :top_k] for row in rows]
     within = [
         own - np.log(np.exp(np.take_along_axis(row, kept, axis=1).astype(np.float64)).sum(axis=1))
-        for own, row, kept in zip(whole, rows, sets, strict=True)
+        for own, row, kept in zip(own_by_all, rows, sets, strict=True)
     ]
     kept_sets = [
         KeptSets(kept.ravel().astype(np.int32), np.arange(1, len(kept) + 1, dtype=np.int64) * top_k) for kept in sets
     ]
     random = np.random.default_rng(0)  # an engine rounds otherwise than the training path
     mu, own = ([np.minimum(row + random.normal(0, 3e-6, row.size), 0) for row in within] for _ in range(2))
-    for pi, kinds in ((whole, ["clean", "bug"]), (own, ["clean", "clean"])):
+    for pi, kinds in ((own_by_all, ["clean", "bug"]), (own, ["clean", "clean"])):
         log = [
             replace(response, kept=kept)
             for response, kept in zip(logged(sequences, mu=mu, pi=pi), kept_sets, strict=True)

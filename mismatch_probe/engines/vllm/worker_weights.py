@@ -96,9 +96,10 @@ def _made_of(model: torch.nn.Module, names: Sequence[str]) -> dict[str, dict[str
     stacked_in = {part: stack for stack, parts in packing.items() for part in parts}
     made_of: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
-        vllm_name = name if mapper is None else mapper.map_name(name)
-        if vllm_name is None:
+        vllm_names = [name] if mapper is None else mapper.apply_list([name])
+        if not vllm_names:
             continue
+        vllm_name = vllm_names[0]
         places = (vllm_name, ".".join(stacked_in.get(word, word) for word in vllm_name.split(".")))
         place = next((_group(place) for place in places if _group(place) in own), None)
         if place is not None:

@@ -63,11 +63,11 @@ def experts_sentence(experts: ExpertAgreement) -> str:
     if experts.agreement_shifted is None:
         return equal
     shifts = (
-        (experts.layer_shift, "layer", "behind", "before"),
+        (experts.layer_shift, "layer", "deeper", "before"),
         (experts.token_shift, "token", "late", "early"),
     )
     places = [
-        f"{write_many(abs(by), what)} {behind if by > 0 else before}" for by, what, behind, before in shifts if by
+        f"{write_many(abs(by), what)} {deeper if by > 0 else before}" for by, what, deeper, before in shifts if by
     ]
     return (
         f"the log's experts stand {' and '.join(places)} of the checkpoint's: {write_percent(experts.agreement)} of "

@@ -175,7 +175,7 @@ class Onset:
     """The context of the longest response."""
     times: float
     """The size from there on over that before, in geometric means."""
-    behind: Mask
+    after: Mask
     """The unsure tokens from there on [T]."""
 
     @property
@@ -230,14 +230,14 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
     if np.exp(rise) < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
-    behind = np.zeros_like(uncertain)
-    behind[np.flatnonzero(is_seen)[is_behind]] = True
+    after = np.zeros_like(uncertain)
+    after[np.flatnonzero(is_seen)[is_behind]] = True
     return Onset(
         place=place,
         first_possible=int(places[places < place].max()) + 1,
         longest=int(disagreement.places.max()),
         times=float(np.exp(rise)),
-        behind=behind,
+        after=after,
     )
 
 
@@ -262,10 +262,10 @@ def _best_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
     for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
         before = np.searchsorted(places[start:end], candidates)
         sums = np.concatenate([[0.0], np.cumsum(sizes[start:end])])
-        behind = end - start - before
-        weight = before * behind / (end - start)
+        after = end - start - before
+        weight = before * after / (end - start)
         has_both = weight > 0
-        rise = (sums[-1] - sums[before]) / np.maximum(behind, 1) - sums[before] / np.maximum(before, 1)
+        rise = (sums[-1] - sums[before]) / np.maximum(after, 1) - sums[before] / np.maximum(before, 1)
         pulls += np.where(has_both, rise * weight, 0)
         weights += weight
     spread = float(np.std(sizes - _means(sizes, rows)[rows]))
@@ -295,9 +295,9 @@ def _rises(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
 
 def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
     """From the tokens right before the place to those right behind it."""
-    before, behind = np.flatnonzero(places < place), np.flatnonzero(places >= place)
+    before, after = np.flatnonzero(places < place), np.flatnonzero(places >= place)
     nearest_before = before[np.argsort(-places[before], kind="stable")[:NEAR]]
-    nearest_behind = behind[np.argsort(places[behind], kind="stable")[:NEAR]]
+    nearest_behind = after[np.argsort(places[after], kind="stable")[:NEAR]]
     return float(sizes[nearest_behind].mean() - sizes[nearest_before].mean())
 
 
@@ -307,15 +307,15 @@ def onset(disagreement: Disagreement) -> Cause | None:
     found_onset = onset_of(disagreement)
     if found_onset is None:
         return None
-    side, how = _side_that_errs(disagreement, found_onset.behind)
-    share = float((disagreement.pair.diff[found_onset.behind] ** 2).sum() / (disagreement.pair.diff**2).sum())
+    side, how = _side_that_errs(disagreement, found_onset.after)
+    share = float((disagreement.pair.diff[found_onset.after] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.ONSET,
         side=side,
         place=write_count(found_onset.place),
         what=found_onset.words,
         evidence=[
-            f"{write_many(int(found_onset.behind.sum()), 'token')} from place {write_count(found_onset.place)} of the "
+            f"{write_many(int(found_onset.after.sum()), 'token')} from place {write_count(found_onset.place)} of the "
             f"context on (counted from 0) deviate {write_number(found_onset.times)} times as much as the tokens before "
             f"it, of equal uncertainty, and make {write_percent(share)} of the square of d",
             how,
