@@ -132,18 +132,18 @@ class ChoiceChecks:
             sums.without += num_sampled
             sums.first_misfit = sums.first_misfit or response.where
             return
-        experts_KL = np.where((rows >= 0)[:, None, None], response.experts[rows], ABSENT)
-        is_recorded = are_recorded(experts_KL)
+        expert_choices = np.where((rows >= 0)[:, None, None], response.experts[rows], ABSENT)
+        is_recorded = are_recorded(expert_choices)
         largest = self._layout.num_experts if self._layout is not None else _MOST_EXPERTS
-        is_invalid = is_recorded & ((experts_KL < 0) | (experts_KL >= largest)).any(axis=2)
-        in_order = np.sort(experts_KL, axis=2)
+        is_invalid = is_recorded & ((expert_choices < 0) | (expert_choices >= largest)).any(axis=2)
+        in_order = np.sort(expert_choices, axis=2)
         is_repeated = is_recorded & ~is_invalid & (in_order[:, :, 1:] == in_order[:, :, :-1]).any(axis=2)
         sums.places += len(rows)
         sums.recorded_rows += is_recorded.sum(axis=0)
         sums.invalid += is_invalid.sum(axis=0)
         sums.repeated_rows += is_repeated.sum(axis=0)
         if num_chosen == 1:
-            is_zero = experts_KL[:, :, 0] == 0
+            is_zero = expert_choices[:, :, 0] == 0
             sums.zeros += is_zero.sum(axis=0)
             sums.zero_rows += int(is_zero.all(axis=1).sum())
             if not sums.first_zero_row and is_zero.all(axis=1).any():
