@@ -63,7 +63,7 @@ def experts_sentence(experts: ExpertAgreement) -> str:
     if experts.agreement_shifted is None:
         return equal
     shifts = (
-        (experts.layer_shift, "layer", "deeper", "before"),
+        (experts.layer_shift, "layer", "behind", "before"),
         (experts.token_shift, "token", "late", "early"),
     )
     places = [
