@@ -41,6 +41,7 @@ PARSED_ONLY = {
     "compare": "tests/compare/test_compare.py",
     "train": "tests/train/test_train_command.py",
     "sanity": "tests/train/test_sanity_command.py",
+    "ablate": "tests/ablate/test_ablate_command.py",
     "evaluate": "tests/evaluate/test_evaluate_command.py",
     "localize": "tests/localize/test_command.py",
     "headroom": "tests/headroom/test_command.py",
