@@ -97,9 +97,9 @@ def test_the_interval_of_a_mean_is_students() -> None:
 
 
 def test_one_seed_has_no_interval_and_none_has_no_mean() -> None:
-    one = over_seeds([0.5])
-    assert one is not None
-    assert (one.value, one.low, one.high, one.num_seeds) == (0.5, None, None, 1)
+    single = over_seeds([0.5])
+    assert single is not None
+    assert (single.value, single.low, single.high, single.num_seeds) == (0.5, None, None, 1)
     assert over_seeds([]) is None
 
 

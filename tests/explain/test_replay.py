@@ -48,9 +48,9 @@ def predictions(mixture: Path, log: list[LoggedResponse]):
 
 
 def agreement(predictions: Predictions, log: Sequence[LoggedResponse]) -> ExpertAgreement:
-    found = agreement_of_experts(predictions.declared_model, LoggedTokens.of(log))
-    assert found is not None
-    return found
+    reading = agreement_of_experts(predictions.declared_model, LoggedTokens.of(log))
+    assert reading is not None
+    return reading
 
 
 def changed(log: Sequence[LoggedResponse], change) -> list[LoggedResponse]:
@@ -58,17 +58,17 @@ def changed(log: Sequence[LoggedResponse], change) -> list[LoggedResponse]:
 
 
 def test_the_checkpoints_own_experts_agree(predictions: Predictions, log: list[LoggedResponse]) -> None:
-    found = agreement(predictions, log)
-    assert found.agreement > 0.99
-    assert (found.layer_shift, found.token_shift, found.agreement_shifted) == (0, 0, None)
-    assert "%" in experts_sentence(found)
+    reading = agreement(predictions, log)
+    assert reading.agreement > 0.99
+    assert (reading.layer_shift, reading.token_shift, reading.agreement_shifted) == (0, 0, None)
+    assert "%" in experts_sentence(reading)
 
 
 @pytest.mark.parametrize("by", [-1, 1, 2])
 def test_experts_some_tokens_off_are_named(predictions: Predictions, log: list[LoggedResponse], by: int) -> None:
-    found = agreement(predictions, changed(log, lambda experts: np.roll(experts, by, axis=0)))
-    assert (found.layer_shift, found.token_shift) == (0, by)
-    assert ("late" if by > 0 else "early") in experts_sentence(found)
+    reading = agreement(predictions, changed(log, lambda experts: np.roll(experts, by, axis=0)))
+    assert (reading.layer_shift, reading.token_shift) == (0, by)
+    assert ("late" if by > 0 else "early") in experts_sentence(reading)
 
 
 @pytest.mark.parametrize("dense", [1, 2, 3])
@@ -80,9 +80,9 @@ def test_experts_behind_dense_layers_that_the_checkpoint_does_not_have_are_named
     def shift(experts: IntArray) -> IntArray:
         return np.concatenate([np.zeros_like(experts[:, :1])] * dense + [experts], axis=1)
 
-    found = agreement(predictions, changed(log, shift))
-    assert (found.layer_shift, found.token_shift) == (dense, 0)
-    assert "behind" in experts_sentence(found)
+    reading = agreement(predictions, changed(log, shift))
+    assert (reading.layer_shift, reading.token_shift) == (dense, 0)
+    assert "behind" in experts_sentence(reading)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
@@ -95,9 +95,9 @@ def test_other_experts_lower_the_agreement_and_no_shift_is_named(
         is_other = random.random(experts.shape[:2]) < share
         return np.where(is_other[:, :, None], np.sort(experts, axis=2)[:, :, ::-1] + 1, experts)
 
-    found = agreement(predictions, changed(log, other))
-    assert abs(found.agreement - (1 - share)) < 0.1
-    assert (found.layer_shift, found.token_shift) == (0, 0)
+    reading = agreement(predictions, changed(log, other))
+    assert abs(reading.agreement - (1 - share)) < 0.1
+    assert (reading.layer_shift, reading.token_shift) == (0, 0)
 
 
 def test_the_answer_has_the_agreement(mixture: Path, log: list[LoggedResponse]) -> None:

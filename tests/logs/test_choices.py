@@ -58,10 +58,10 @@ def test_rows_of_zeros_before_sampled_tokens_are_missing(share: float, chosen: i
         experts[lost] = 0
         planted += lost.size
         log.append(replace(response, experts=experts))
-    found = findings_of(log)
-    assert found["experts_missing"].evidence["places"] == planted * 6
-    assert found.keys() == {"experts", "experts_missing"}
-    assert "line" in found["experts_missing"].sentence
+    findings = findings_of(log)
+    assert findings["experts_missing"].evidence["places"] == planted * 6
+    assert findings.keys() == {"experts", "experts_missing"}
+    assert "line" in findings["experts_missing"].sentence
     reading = checks_of(log).expert_reading()
     assert reading is not None
     assert reading.coverage == pytest.approx(1 - planted / (24 * 60))
@@ -121,9 +121,9 @@ def test_rows_of_other_numbers_than_the_tokens_are_named(lost: int) -> None:
     experts = log[3].experts
     assert experts is not None
     log[3] = replace(log[3], experts=experts[lost + 1 :])
-    found = findings_of(log)
-    assert found["experts_misfit"].evidence["responses"] == 1
-    assert "line 4" in found["experts_misfit"].sentence
+    findings = findings_of(log)
+    assert findings["experts_misfit"].evidence["responses"] == 1
+    assert "line 4" in findings["experts_misfit"].sentence
 
 
 @pytest.mark.parametrize(("present", "is_sound"), [((2, 3, 4, 5), True), ((0, 1, 2, 3), False), ((1, 2, 3, 4), False)])
@@ -191,13 +191,13 @@ def test_sets_a_token_off_are_called_so(by: int, top_p: float) -> None:
 def test_a_side_that_is_not_renormalised_over_the_sets_is_named(
     top_p: float, renormalised: tuple[str, ...], side: str
 ) -> None:
-    found = [
+    findings = [
         finding
         for finding in checks_of(with_sets(5, top_p=top_p, renormalised=renormalised)).findings()
         if finding.code == "kept_sets_unused"
     ]
-    assert found
-    assert all(side in finding.sentence for finding in found)
+    assert findings
+    assert all(side in finding.sentence for finding in findings)
 
 
 def test_sets_that_are_fewer_than_the_tokens_are_named() -> None:

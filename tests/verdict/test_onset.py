@@ -21,7 +21,9 @@ def bf16_world(seed: int = 0, *, responses: int = 48, prompt: int = 0, tokens: i
     return replace(made, prompt_lengths=lengths)
 
 
-def behind(made: simulated.World, place: int, nats: float, side: str, *, has_reference: bool = True) -> Disagreement:
+def with_onset(
+    made: simulated.World, place: int, nats: float, side: str, *, has_reference: bool = True
+) -> Disagreement:
     """One side's logits are off by `nats` from a place of the context, from 0, on."""
     places = made.places.astype(int) - 1
     off = made.generator.normal(size=made.logits.shape) * nats * (places >= place)[:, None]
@@ -36,24 +38,24 @@ def behind(made: simulated.World, place: int, nats: float, side: str, *, has_ref
 @pytest.mark.parametrize("nats", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("place", [97, 129, 257])
 def test_place_and_side_are_named(place: int, nats: float, side: str) -> None:
-    disagreement = behind(bf16_world(), place, nats, side)
-    seen = onset_of(disagreement)
-    assert seen is not None
-    assert seen.first_possible <= place <= seen.place
+    disagreement = with_onset(bf16_world(), place, nats, side)
+    reading = onset_of(disagreement)
+    assert reading is not None
+    assert reading.first_possible <= place <= reading.place
     cause = onset(disagreement)
     assert cause is not None
     assert cause.code == Code.ONSET
     who = {"pi": "The training path", "mu": "The engine"}[side]
-    assert cause.sentence.startswith(f"{who} departs from place {seen.place} of the context on, as where a sliding")
+    assert cause.sentence.startswith(f"{who} departs from place {reading.place} of the context on, as where a sliding")
     assert str(place - 1) in cause.sentence
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("nats", [0.3, 1.0, 3.0])
 def test_a_log_alone_names_the_place(nats: float, seed: int) -> None:
-    seen = onset_of(behind(bf16_world(seed), 200, nats, "pi", has_reference=False))
-    assert seen is not None
-    assert abs(seen.place - 200) <= 2
+    reading = onset_of(with_onset(bf16_world(seed), 200, nats, "pi", has_reference=False))
+    assert reading is not None
+    assert abs(reading.place - 200) <= 2
 
 
 @pytest.mark.parametrize("nats", [2.0, 4.0, 8.0])
@@ -145,14 +147,14 @@ def test_other_shapes_have_none(seed: int, shape: str) -> None:
 
 
 def test_responses_to_one_prompt_have_none() -> None:
-    disagreement = behind(bf16_world(), 129, 1.0, "pi")
+    disagreement = with_onset(bf16_world(), 129, 1.0, "pi")
     sequences = replace(disagreement.pair.sequences, clusters=np.zeros(48, int))
     assert onset_of(replace(disagreement, pair=replace(disagreement.pair, sequences=sequences))) is None
 
 
 def test_two_prompts_that_cross_the_place_are_too_few() -> None:
     made = bf16_world(prompt=30)
-    disagreement = behind(made, 250, 3.0, "pi")
+    disagreement = with_onset(made, 250, 3.0, "pi")
     lengths = disagreement.pair.sequences.lengths
     crossing = np.flatnonzero(lengths + 30 > 250)
     clusters = np.arange(48)
