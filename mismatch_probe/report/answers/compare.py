@@ -10,7 +10,15 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import COARSE, Dtype
-from mismatch_probe.notation import ABSENT, join_names, write_estimate, write_fold, write_many, write_token_count
+from mismatch_probe.notation import (
+    ABSENT,
+    join_names,
+    shown_number,
+    write_estimate,
+    write_fold,
+    write_many,
+    write_token_count,
+)
 from mismatch_probe.records.files import EVALUATION
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -204,9 +212,7 @@ def compare_tiles(summary: Summary, documents: Sequence[Document] = ()) -> list[
 
 def _kl_tile(pair: PairSummary) -> Tile:
     kl = pair.metrics["kl_k3"]
-    return Tile(
-        f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
-    )
+    return Tile(f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl)} ({KL_LIMIT:g})")
 
 
 def _growth_tiles(growth: StepGrowth) -> list[Tile]:
@@ -214,7 +220,7 @@ def _growth_tiles(growth: StepGrowth) -> list[Tile]:
     first, last = write_estimate(growth.first).value, write_estimate(growth.last)
     at_end = f"step {growth.last_step}" if growth.last_from == growth.last_step else "the last steps"
     tiles = [
-        Tile(f"KL per token at {at_end}", last.value, f"{against_limit(growth.last.value)} ({KL_LIMIT:g})"),
+        Tile(f"KL per token at {at_end}", last.value, f"{against_limit(growth.last)} ({KL_LIMIT:g})"),
     ]
     if growth.ratio is not None:
         most = ""
@@ -244,7 +250,7 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     tokens = law.budget_tokens or law.budget_closed_form
     assert tokens is not None
     median = law.median_response
-    times = tokens.value / median
+    times = shown_number(tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
     note = f"{factor} times the median response here, {write_token_count(median)} tokens"

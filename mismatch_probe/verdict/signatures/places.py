@@ -109,7 +109,7 @@ def period(disagreement: Disagreement) -> Cause | None:
         evidence=[
             f"{write_many(int(seams.at_phase.sum()), 'token')} whose place in the context, from 0, leaves "
             f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others "
-            f"of equal uncertainty, and make {write_percent(share)} of the square of d",
+            f"of equal uncertainty, and make up {write_percent(share)} of d (share of the mean square)",
             how,
         ],
     )
@@ -317,7 +317,7 @@ def onset(disagreement: Disagreement) -> Cause | None:
         evidence=[
             f"{write_many(int(found_onset.after.sum()), 'token')} from place {write_count(found_onset.place)} of the "
             f"context on (counted from 0) deviate {write_number(found_onset.times)} times as much as the tokens before "
-            f"it, of equal uncertainty, and make {write_percent(share)} of the square of d",
+            f"it, of equal uncertainty, and make up {write_percent(share)} of d (share of the mean square)",
             how,
         ],
     )
