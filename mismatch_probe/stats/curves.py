@@ -114,7 +114,7 @@ def _level_chance(scores: Floats) -> float:
 
 def _leaps(logs: Floats) -> bool:
     """Whether all values of an end lie far beyond all of the other half: what a test of a few values can miss."""
-    return _gap_of_ends(logs) > np.log(LEAP)
+    return _gap_of_ends(logs) > float(np.log(LEAP))
 
 
 def _gap_of_ends(values: Floats) -> float:
