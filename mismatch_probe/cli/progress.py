@@ -131,13 +131,12 @@ class ProgressLine:
     def __rich__(self) -> Text:
         seconds = time.monotonic() - self._since
         going_on = f", {seconds:.0f} s" if seconds >= _WORTH_SAYING_SECONDS else ""
-        whole = str(self)
-        count = _COUNT.match(self._detail)
-        counted = whole if count is None else whole.removesuffix(self._detail) + count[0]
-        shorter = counted.removeprefix("part ").replace(", about ", ", ", 1)
-        forms = (f"{whole}{going_on}", f"{counted}{going_on}", counted, shorter)
-        fitting = next((form for form in forms if len(form) <= self._console.width), shorter)
-        return Text(plain(fitting), style="dim", no_wrap=True, overflow="ellipsis")
+        line, count = str(self), _COUNT.match(self._detail)
+        count_line = line if count is None else line.removesuffix(self._detail) + count[0]
+        least = count_line.removeprefix("part ").replace(", about ", ", ", 1)
+        forms = (f"{line}{going_on}", f"{count_line}{going_on}", count_line, least)
+        text = next((form for form in forms if len(form) <= self._console.width), least)
+        return Text(plain(text), style="dim", no_wrap=True, overflow="ellipsis")
 
     def _print(self) -> None:
         self._printed_at = time.monotonic()

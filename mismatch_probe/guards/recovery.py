@@ -83,6 +83,12 @@ class GoodSteps:
         self.begin, self.until, self.clean = state["begin"], state["until"], list(state["clean"])
 
 
+SHIFT: Final = "update/policy_shift_k3"
+_RATE: Final = "optim/learning_rate"
+_TOO_FAR_NATS: Final = 0.05
+"""Of an update: where the default guard on its size begins."""
+_ORDINARY_NATS: Final = 0.005
+
 RAISED_AFTER: Final = 10
 """Clean steps in a row, and as many before each further step up."""
 STEP_UP: Final = 2.0
@@ -92,7 +98,8 @@ STEP_UP: Final = 2.0
 @dataclass
 class Rate:
     """What was lowered without a rollback stays lowered: the rate itself was at fault. A rate that had to be lowered
-    again after it was raised was too high, and is not raised as far any more.
+    again after it was raised was too high, and is not raised as far any more. No rate is raised to where, by the
+    updates at the present one, the next moves the policy far: a shift grows with the square of the rate.
     """
 
     factor: float = 1.0
@@ -103,6 +110,8 @@ class Rate:
     """Clean steps in a row."""
     was_raised: bool = False
     """Whether it was raised since it was lowered last."""
+    largest_shift: float = 0.0
+    """The farthest that an update at the present rate moved the policy on the probe, KL in nats."""
 
     def lower(self, by: float, *, rolls_back: bool) -> None:
         if self.was_raised:
@@ -111,15 +120,20 @@ class Rate:
         if not rolls_back:
             self.ceiling *= by
         self.ceiling = max(self.ceiling, self.factor)
-        self.clean, self.was_raised = 0, False
+        self.clean, self.was_raised, self.largest_shift = 0, False, 0.0
 
-    def raise_after(self, *, is_clean: bool) -> float:
-        """Takes a step in that did not lower it; what it is multiplied by."""
+    def raise_after(self, *, is_clean: bool, shift: float) -> float:
+        """Takes a step in that did not lower it, and how far its last update moved the policy (0 where nothing says
+        so); what it is multiplied by.
+        """
+        self.largest_shift = max(self.largest_shift, shift) if math.isfinite(shift) else math.inf
         self.clean = self.clean + 1 if is_clean else 0
         if self.clean < RAISED_AFTER or self.factor >= self.ceiling:
             return 1.0
         by = min(STEP_UP, self.ceiling / self.factor)
-        self.factor, self.clean, self.was_raised = self.factor * by, 0, True
+        if by**2 * self.largest_shift > _ORDINARY_NATS:
+            return 1.0
+        self.factor, self.clean, self.was_raised, self.largest_shift = self.factor * by, 0, True, 0.0
         return by
 
     def state(self) -> dict[str, Any]:
@@ -131,19 +145,16 @@ class Rate:
             ValueError: a factor is no number above 0, or a count no whole number.
             OverflowError: a factor is larger than any float.
         """
+        largest_shift = float(state.get("largest_shift", 0.0))
         factors = [state["factor"], state["ceiling"]]
         if any(type(factor) not in (int, float) or not 0 < float(factor) < math.inf for factor in factors):
             raise ValueError("a factor of the learning rate is no number above 0")
         if type(state["clean"]) is not int or type(state["was_raised"]) is not bool:
             raise ValueError("a count of clean steps is no whole number, or was_raised neither true nor false")
         self.factor, self.ceiling = map(float, factors)
-        self.clean, self.was_raised = state["clean"], state["was_raised"]
+        self.clean, self.was_raised, self.largest_shift = state["clean"], state["was_raised"], largest_shift
 
 
-_SHIFT: Final = "update/policy_shift_k3"
-_RATE: Final = "optim/learning_rate"
-_ORDINARY_NATS: Final = 0.005
-"""Of an update: a tenth of what is too large."""
 _SMALL_SHIFT_NATS: Final = 1e-3
 _SHIFT_GROWN: Final = 10.0
 _ENTROPY_GROWN: Final = 2.0
@@ -156,7 +167,7 @@ def restrain_event(event: GuardEvent, window: Window) -> GuardEvent:
 
     window: the steps up to that of the event.
     """
-    if event.metric == _SHIFT and not engine_follows(window, event.value):
+    if event.metric == SHIFT and not engine_follows(window, event.value):
         why = "the engine took the same weights and is not as far from where it was, so it is the scores that changed"
         return replace(event, actions=(SKIP,), sentence=f"{event.sentence}; {why}")
     if event.metric == _RATE and (harmless := _harmless_rate(event, window)) is not None:
@@ -172,16 +183,16 @@ def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
 
     The size of the next update follows from the earlier one at the highest rate: it grows with the square of the rate.
     """
-    shifts = [shift for shift in window.finite(_SHIFT) if shift > 0]
+    shifts = [shift for shift in window.finite(SHIFT) if shift > 0]
     if not shifts:
         return None
     skipped_steps = {each.step for each in window.events if each.metric == _RATE and SKIP in each.actions}
     sizes = [
-        (window.history[step_before][_RATE], window.history[step][_SHIFT])
+        (window.history[step_before][_RATE], window.history[step][SHIFT])
         for step_before, step in pairwise(sorted(window.history))
         if step_before not in skipped_steps
         and window.history[step_before].get(_RATE, 0.0) > 0
-        and window.history[step].get(_SHIFT, 0.0) > 0
+        and window.history[step].get(SHIFT, 0.0) > 0
     ]
     rate, shift = max(sizes, default=(0.0, math.inf))
     size = shift * (event.value / rate) ** 2 if rate else math.inf
@@ -194,7 +205,8 @@ def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
 
 def policy_is_calm(window: Window, start: int) -> bool:
     """Whether all that is known of the policy stayed where it was from step `start` on: how far an update moves it, its
-    entropy, and the mismatch; False where neither the first nor the second is known.
+    entropy, and the mismatch; False where neither the first nor the second is known. A policy is not calm where an
+    update is too large, however large the others are.
     """
     steps_before, steps_after = (
         [values for step, values in sorted(window.history.items()) if (step < start) is is_earlier]
@@ -202,12 +214,14 @@ def policy_is_calm(window: Window, start: int) -> bool:
     )
     shifts, entropies, gaps = (
         (_finite(steps_before, name), _finite(steps_after, name))
-        for name in (_SHIFT, "policy/entropy", "mismatch/kl_k3")
+        for name in (SHIFT, "policy/entropy", "mismatch/kl_k3")
     )
     if not all(shifts) and not all(entropies):
         return False
-    if all(shifts) and max(shifts[1]) > max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0])):
-        return False
+    if all(shifts):
+        usual = max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0]))
+        if max(shifts[1]) > min(usual, _TOO_FAR_NATS):
+            return False
     if all(entropies):
         level_before, level = (statistics.median(values) for values in entropies)
         if not level_before / _ENTROPY_GROWN <= level <= level_before * _ENTROPY_GROWN:

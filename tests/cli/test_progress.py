@@ -241,12 +241,12 @@ def test_a_line_that_is_too_long_for_a_narrow_terminal_is_said_in_fewer_words(mo
             now[0] += 12
             return line.__rich__().plain
 
-    whole = (
+    line = (
         "part 10 of 12, about 18 min left: the FP32 reference with BF16 weights scores, "
         "7 of 64 responses of batch 3 of 16, 12 s"
     )
-    assert shown(120) == whole
-    assert shown(95) == whole.removesuffix(" responses of batch 3 of 16, 12 s") + ", 12 s"
+    assert shown(120) == line
+    assert shown(95) == line.removesuffix(" responses of batch 3 of 16, 12 s") + ", 12 s"
     assert shown(80) == "10 of 12, 18 min left: the FP32 reference with BF16 weights scores, 7 of 64"
 
 

@@ -1,6 +1,7 @@
 """What heals by itself does not end a run, and what stays does; a rate that was lowered is raised again."""
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -113,6 +114,18 @@ def test_a_rate_that_had_to_be_lowered_again_is_not_raised_as_far() -> None:
         share *= decision.factor
     assert share == pytest.approx(0.2)
     assert len(events) == 2
+
+
+@pytest.mark.parametrize(("nats", "share"), [(1e-5, 1.0), (1e-3, 0.2), (2e-3, 0.1), (math.inf, 0.1)])
+def test_a_rate_is_not_raised_to_where_its_updates_would_move_the_policy_far(nats: float, share: float) -> None:
+    """`nats`: how far an update at a tenth of the schedule moves it; the shift grows with the square of the rate."""
+    table = {"name": "g", "rule": "limit", "metric": "m", "above": 1, "actions": [LOWERS]}
+    guards = Guards(parse_guards({"defaults": False, "guard": [table]}, "guards.toml"), can=CAN)
+    learnt_at = 1.0
+    for step in range(1, 101):
+        values = {"m": 2.0 if step == 3 else 0.0, "update/policy_shift_k3": nats * (learnt_at / 0.1) ** 2}
+        learnt_at *= guards.observe(metrics=values, step=step).factor
+    assert learnt_at == pytest.approx(share)
 
 
 def test_steps_that_are_not_clean_raise_no_rate() -> None:
