@@ -130,7 +130,8 @@ def _side_that_errs(disagreement: Disagreement, is_off: Mask) -> tuple[str, str]
             f"{write_number(times_mu)}"
         )
     falls = [float(leg[other_tokens].mean() - leg[is_off].mean()) for leg in (pair.log_pi, pair.log_mu)]
-    how = f"the mean log-prob there is lower by {write_number(falls[0])} nats for pi, {write_number(falls[1])} for mu"
+    of_pi, of_mu = (f"{write_number(abs(fall))} nats {'lower' if fall > 0 else 'higher'}" for fall in falls)
+    how = f"the mean log-prob there is {of_pi} for pi, {of_mu} for mu"
     if abs(falls[0] - falls[1]) < FELL:
         return "One side", how
     if falls[0] > falls[1]:
