@@ -117,7 +117,7 @@ def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
     up_to = f" of up to {write_many(longest, 'token')}" if longest else ""
     return [
         f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}{up_to}",
-        f"temperature {sampling.temperature:g}",
+        f"temperature {sampling.temperature:g}{' as declared' if manifest.log is not None else ''}",
         f"{engines} against {trainers}",
     ]
 
