@@ -54,8 +54,8 @@ def test_a_guard_that_asks_for_a_rollback_is_no_pass(folder: Path, guards: Path)
     answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
     assert len(record.steps) == 6
     assert record.stopped_at is None
-    asked = "fail: guards asked for more than a warning: go back to the last good checkpoint at step 3 (mismatch)"
-    assert f"{asked}; judged 6 of 6 steps" in answer.stderr
+    sentence = "fail: guards asked for more than a warning: go back to the last good checkpoint at step 3 (mismatch)"
+    assert f"{sentence}; judged 6 of 6 steps" in answer.stderr
 
 
 @pytest.mark.slow
