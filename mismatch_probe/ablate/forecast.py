@@ -102,9 +102,9 @@ def places_for(ablation: Ablation, at_once: int, forecast: AblationForecast) -> 
             )
         shares = [visible[place * each : (place + 1) * each] for place in range(at_once)]
         return [{_VISIBLE_GPUS: ",".join(share)} for share in shares]
-    needed = [variant.memory for variant in forecast.variants if variant.cells and variant.memory is not None]
-    if needed:
-        largest = max(needed, key=lambda memory: memory.peak_bytes)
+    memories = [variant.memory for variant in forecast.variants if variant.cells and variant.memory is not None]
+    if memories:
+        largest = max(memories, key=lambda memory: memory.peak_bytes)
         if at_once * largest.peak_bytes > largest.available_bytes:
             raise UsageError(
                 f"--at-once {at_once}: {at_once} cells need about {write_size(at_once * largest.peak_bytes)} of "
@@ -116,9 +116,9 @@ def places_for(ablation: Ablation, at_once: int, forecast: AblationForecast) -> 
 
 def _visible_gpus() -> list[str]:
     """What CUDA_VISIBLE_DEVICES lists, or the numbers of all that there are."""
-    listed = os.environ.get(_VISIBLE_GPUS)
-    if listed is not None:
-        return [name for name in listed.split(",") if name.strip()]
+    choice = os.environ.get(_VISIBLE_GPUS)
+    if choice is not None:
+        return [name for name in choice.split(",") if name.strip()]
     return [str(number) for number in range(len(gpus()))]
 
 

@@ -160,8 +160,8 @@ def bearable_rate(window: Window, since: int) -> float:
     """The share of the learning rate at which the first update after step `since` that moved the policy too far would
     have been an ordinary one; 1 where none did. The KL of an update grows with the square of its rate.
     """
-    later = (values.get(_SHIFT, 0.0) for step, values in sorted(window.history.items()) if step > since)
-    shift = next((shift for shift in later if shift > _TOO_LARGE_NATS), None)
+    shifts = (values.get(_SHIFT, 0.0) for step, values in sorted(window.history.items()) if step > since)
+    shift = next((shift for shift in shifts if shift > _TOO_LARGE_NATS), None)
     return 1.0 if shift is None else math.sqrt(_ORDINARY_NATS / shift)
 
 
