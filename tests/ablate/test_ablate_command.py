@@ -58,7 +58,7 @@ def test_a_killed_ablation_resumes_to_the_same_numbers_and_runs_no_finished_cell
     second = run / "cells" / SECOND
 
     def kill(pid: int) -> None:
-        wait_until(lambda: steps_written(second) == 3, "the third step of the second cell")
+        wait_until(lambda: steps_written(second) == 3, "the third step of the second cell", pid)
         os.kill(pid, signal.SIGKILL)
 
     warm_python("mismatch_probe", "ablate", *GRID, "--out", run, on_start=kill, code=-signal.SIGKILL)
