@@ -83,12 +83,6 @@ class GoodSteps:
         self.begin, self.until, self.clean = state["begin"], state["until"], list(state["clean"])
 
 
-SHIFT: Final = "update/policy_shift_k3"
-_RATE: Final = "optim/learning_rate"
-_TOO_FAR_NATS: Final = 0.05
-"""Of an update: where the default guard on its size begins."""
-_ORDINARY_NATS: Final = 0.005
-
 RAISED_AFTER: Final = 10
 """Clean steps in a row, and as many before each further step up."""
 STEP_UP: Final = 2.0
@@ -98,8 +92,8 @@ STEP_UP: Final = 2.0
 @dataclass
 class Rate:
     """What was lowered without a rollback stays lowered: the rate itself was at fault. A rate that had to be lowered
-    again after it was raised was too high, and is not raised as far any more. No rate is raised to where, by the
-    updates at the present one, the next moves the policy far: a shift grows with the square of the rate.
+    again after it was raised was too high, and is not raised as far any more; nor is one at which an update moved the
+    policy too far before the rollback.
     """
 
     factor: float = 1.0
@@ -110,30 +104,26 @@ class Rate:
     """Clean steps in a row."""
     was_raised: bool = False
     """Whether it was raised since it was lowered last."""
-    largest_shift: float = 0.0
-    """The farthest that an update at the present rate moved the policy on the probe, KL in nats."""
 
-    def lower(self, by: float, *, rolls_back: bool) -> None:
+    def lower(self, by: float, *, rolls_back: bool, bearable: float = 1.0) -> None:
+        """bearable: the share of the rate so far that no update showed to be too high, as `bearable_rate` gives it."""
+        if bearable < 1:
+            self.ceiling = min(self.ceiling, self.factor * bearable)
         if self.was_raised:
             self.ceiling = min(self.ceiling, self.factor / STEP_UP)
         self.factor *= by
         if not rolls_back:
             self.ceiling *= by
         self.ceiling = max(self.ceiling, self.factor)
-        self.clean, self.was_raised, self.largest_shift = 0, False, 0.0
+        self.clean, self.was_raised = 0, False
 
-    def raise_after(self, *, is_clean: bool, shift: float) -> float:
-        """Takes a step in that did not lower it, and how far its last update moved the policy (0 where nothing says
-        so); what it is multiplied by.
-        """
-        self.largest_shift = max(self.largest_shift, shift) if math.isfinite(shift) else math.inf
+    def raise_after(self, *, is_clean: bool) -> float:
+        """Takes a step in that did not lower it; what it is multiplied by."""
         self.clean = self.clean + 1 if is_clean else 0
         if self.clean < RAISED_AFTER or self.factor >= self.ceiling:
             return 1.0
         by = min(STEP_UP, self.ceiling / self.factor)
-        if by**2 * self.largest_shift > _ORDINARY_NATS:
-            return 1.0
-        self.factor, self.clean, self.was_raised, self.largest_shift = self.factor * by, 0, True, 0.0
+        self.factor, self.clean, self.was_raised = self.factor * by, 0, True
         return by
 
     def state(self) -> dict[str, Any]:
@@ -145,20 +135,34 @@ class Rate:
             ValueError: a factor is no number above 0, or a count no whole number.
             OverflowError: a factor is larger than any float.
         """
-        largest_shift = float(state.get("largest_shift", 0.0))
         factors = [state["factor"], state["ceiling"]]
         if any(type(factor) not in (int, float) or not 0 < float(factor) < math.inf for factor in factors):
             raise ValueError("a factor of the learning rate is no number above 0")
         if type(state["clean"]) is not int or type(state["was_raised"]) is not bool:
             raise ValueError("a count of clean steps is no whole number, or was_raised neither true nor false")
         self.factor, self.ceiling = map(float, factors)
-        self.clean, self.was_raised, self.largest_shift = state["clean"], state["was_raised"], largest_shift
+        self.clean, self.was_raised = state["clean"], state["was_raised"]
 
 
+_SHIFT: Final = "update/policy_shift_k3"
+_RATE: Final = "optim/learning_rate"
+_ORDINARY_NATS: Final = 0.005
+"""Of an update: a tenth of what is too large."""
 _SMALL_SHIFT_NATS: Final = 1e-3
 _SHIFT_GROWN: Final = 10.0
+_TOO_LARGE_NATS: Final = 0.05
+"""Of an update: PPO codes aim at 0.01 to 0.05."""
 _ENTROPY_GROWN: Final = 2.0
 _MISMATCH_GROWN: Final = 10.0
+
+
+def bearable_rate(window: Window, since: int) -> float:
+    """The share of the learning rate at which the first update after step `since` that moved the policy too far would
+    have been an ordinary one; 1 where none did. The KL of an update grows with the square of its rate.
+    """
+    shifts = (values.get(_SHIFT, 0.0) for step, values in sorted(window.history.items()) if step > since)
+    shift = next((shift for shift in shifts if shift > _TOO_LARGE_NATS), None)
+    return 1.0 if shift is None else math.sqrt(_ORDINARY_NATS / shift)
 
 
 def restrain_event(event: GuardEvent, window: Window) -> GuardEvent:
@@ -167,7 +171,7 @@ def restrain_event(event: GuardEvent, window: Window) -> GuardEvent:
 
     window: the steps up to that of the event.
     """
-    if event.metric == SHIFT and not engine_follows(window, event.value):
+    if event.metric == _SHIFT and not engine_follows(window, event.value):
         why = "the engine took the same weights and is not as far from where it was, so it is the scores that changed"
         return replace(event, actions=(SKIP,), sentence=f"{event.sentence}; {why}")
     if event.metric == _RATE and (harmless := _harmless_rate(event, window)) is not None:
@@ -183,16 +187,16 @@ def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
 
     The size of the next update follows from the earlier one at the highest rate: it grows with the square of the rate.
     """
-    shifts = [shift for shift in window.finite(SHIFT) if shift > 0]
+    shifts = [shift for shift in window.finite(_SHIFT) if shift > 0]
     if not shifts:
         return None
     skipped_steps = {each.step for each in window.events if each.metric == _RATE and SKIP in each.actions}
     sizes = [
-        (window.history[step_before][_RATE], window.history[step][SHIFT])
+        (window.history[step_before][_RATE], window.history[step][_SHIFT])
         for step_before, step in pairwise(sorted(window.history))
         if step_before not in skipped_steps
         and window.history[step_before].get(_RATE, 0.0) > 0
-        and window.history[step].get(SHIFT, 0.0) > 0
+        and window.history[step].get(_SHIFT, 0.0) > 0
     ]
     rate, shift = max(sizes, default=(0.0, math.inf))
     size = shift * (event.value / rate) ** 2 if rate else math.inf
@@ -214,13 +218,13 @@ def policy_is_calm(window: Window, start: int) -> bool:
     )
     shifts, entropies, gaps = (
         (_finite(steps_before, name), _finite(steps_after, name))
-        for name in (SHIFT, "policy/entropy", "mismatch/kl_k3")
+        for name in (_SHIFT, "policy/entropy", "mismatch/kl_k3")
     )
     if not all(shifts) and not all(entropies):
         return False
     if all(shifts):
         usual = max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0]))
-        if max(shifts[1]) > min(usual, _TOO_FAR_NATS):
+        if max(shifts[1]) > min(usual, _TOO_LARGE_NATS):
             return False
     if all(entropies):
         level_before, level = (statistics.median(values) for values in entropies)
