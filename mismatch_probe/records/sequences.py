@@ -336,6 +336,8 @@ class OwnSums:
     sequence_targets: Floats
     token_moments: Floats
     """[3]: sums over tokens of the squares and products of a token's `along` and `targets`."""
+    extra_along: Floats = field(default_factory=lambda: np.zeros(1))
+    """[1]: what `along` changes by where a norm rounds its numbers before it multiplies them by its weights, too."""
 
 
 @dataclass(frozen=True)
@@ -390,10 +392,8 @@ def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
 def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
     infer, train = (
         SideSums(
-            ErrorSums(**sides[side]["total"]),
-            ErrorSums(**sides[side]["own"]),
-            OwnSums(**sides[side]["own_by_number"]),
-            OwnSums(**sides[side]["between_parts"]),
+            *(ErrorSums(**sides[side][kind]) for kind in ("total", "own")),
+            *(OwnSums(**sides[side][kind]) for kind in ("own_by_number", "between_parts")),
         )
         for side in ("infer", "train")
     )
