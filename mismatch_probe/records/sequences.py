@@ -390,11 +390,11 @@ def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
 
 
 def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
-    infer, train = (
-        SideSums(
-            *(ErrorSums(**sides[side][kind]) for kind in ("total", "own")),
-            *(OwnSums(**sides[side][kind]) for kind in ("own_by_number", "between_parts")),
-        )
-        for side in ("infer", "train")
-    )
+    infer, train = (_side(**sides[side]) for side in ("infer", "train"))
     return PlaceSums(None if layer < 0 else int(layer), str(place), infer, train, ErrorSums(**between))
+
+
+def _side(
+    total: dict[str, Floats], own: dict[str, Floats], own_by_number: dict[str, Floats], between_parts: dict[str, Floats]
+) -> SideSums:
+    return SideSums(ErrorSums(**total), ErrorSums(**own), OwnSums(**own_by_number), OwnSums(**between_parts))
