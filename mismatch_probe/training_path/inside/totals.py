@@ -77,10 +77,11 @@ class Formats:
         """What changes in a norm's output [T, C] where it also rounds its numbers before the product with its weights.
 
         Its mean depends on the weights: a format has few numbers, and their products with one weight may be rounded
-        down more often than up.
+        down more often than up. Weights are rounded in both: what that changes is luck, which channels average out.
         """
         normalised_TC = torch.where(weights_C != 0, numbers_TC / weights_C, 0)
-        return self._round(self._round(normalised_TC) * self._round(weights_C)) - self._round(numbers_TC)
+        rounded_C = self._round(weights_C)
+        return self._round(self._round(normalised_TC) * rounded_C) - self._round(normalised_TC * rounded_C)
 
     def _round(self, numbers: Tensor) -> Tensor:
         return numbers.to(self.own).float()
