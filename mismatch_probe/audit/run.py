@@ -1,0 +1,183 @@
+"""An audit: the server is asked, and its tokens are held against the checkpoint, as said and changed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe import __version__
+from mismatch_probe.audit.asking import ServedResponses, ask_server, load_questions
+from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, other_laws
+from mismatch_probe.audit.noise import step_seeds
+from mismatch_probe.audit.scoring import (
+    QUANTISATIONS,
+    draw,
+    foretell,
+    logged_tokens,
+    pair_differences,
+    quantised,
+)
+from mismatch_probe.audit.verdict import Changed, Look, Seen, Served, judge
+from mismatch_probe.config.examinations import AuditSettings
+from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
+from mismatch_probe.explain.fitting import Distribution, curve
+from mismatch_probe.explain.hypotheses import Context
+from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
+from mismatch_probe.notation import write_many
+from mismatch_probe.provenance import checkpoint, environment
+from mismatch_probe.records.audit import Audit, AuditedResponses
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.sequences import Sequences
+from mismatch_probe.tasks import resolve_model
+from mismatch_probe.training_path.fit import require_fit
+
+StageProgressCallback = Callable[[str, int, int, str], None]
+"""Hears what is done, which stage that is, from 1, of how many, and how far it is."""
+
+_NUM_STAGES: Final = 4
+_LEAST_DIFFERING: Final = 0.002
+"""Share of greedy tokens that differ, from which they may be sampled."""
+_LEAST_TEMPERATURE: Final = 0.3
+"""A lower one is not told from rounding by the tokens' likelihood."""
+
+
+@dataclass
+class _Stages:
+    tell: StageProgressCallback
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str, doing: str) -> Iterator[Callable[[str], None]]:
+        tell = partial(self.tell, doing, len(self.seconds) + 1, _NUM_STAGES)
+        tell("")
+        start = time.perf_counter()
+        yield tell
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+
+def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
+    """Is the server at `settings.server.url` what it is said to be? `tell` receives each stage, and how far it is.
+
+    Raises:
+        UsageError: the checkpoint, the prompts, the server or the settings cannot be used.
+        EngineError: the server cannot be reached, fails or lies; or the checkpoint cannot be computed.
+    """
+    stages = _Stages(tell)
+    folder = resolve_model(settings.model)
+    require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
+    questions = load_questions(settings, folder)
+    num_responses = len(questions[1]) * settings.sampling.samples_per_prompt
+    with stages("asking", f"the server: {write_many(num_responses, 'response')}") as how_far:
+        responses = ask_server(settings, folder, questions, lambda done, of: how_far(f"{done} of {of}"))
+    served = _served(settings, responses)
+    explained = ExplainSettings(
+        model=ModelSettings(path=str(folder), trust_remote_code=settings.model.trust_remote_code),
+        mu=DeclaredPolicy(dtype=settings.dtype),
+        pi=DeclaredPolicy(dtype=settings.dtype),
+        adapter=settings.adapter,
+        device=settings.device,
+        batch_tokens=settings.batch_tokens,
+    )
+    in_dtype, differences = None, None
+    rounded_to = settings.dtype if settings.dtype.rounds_coarsely else None
+    with reference_weights(explained, served.tokens, rounded_to=rounded_to) as reference:
+        with stages("reference", "the checkpoint in FP32: the same token ids"):
+            look = _look(served, reference, settings)
+        if look.said is not None:
+            with (
+                stages("dtype", f"the checkpoint in {settings.dtype.upper()}"),
+                weights_in(explained, served.tokens, settings.dtype) as weights,
+            ):
+                differences = pair_differences(weights, served.context, look.said, served.law)
+                in_dtype = foretell(weights, served.context, served.law, served.seeds)
+        with stages("candidates", "other weights: rounded to fewer bits"):
+            changed = _changed_weights(served, reference, look)
+    answer = judge(Seen(settings, served, look, in_dtype, differences, changed, responses))
+    return Audit(
+        tool_version=__version__,
+        created_at=environment.utc_now(),
+        model=settings.model.path,
+        model_fingerprint=checkpoint.fingerprint(folder),
+        settings=settings,
+        mode=answer.mode,
+        responses=_record_of(responses),
+        agreement=answer.agreement,
+        law=answer.law,
+        candidates=answer.candidates,
+        cannot_tell=answer.cannot_tell,
+        verdict=answer.verdict,
+        seconds=stages.seconds,
+    )
+
+
+def _record_of(responses: ServedResponses) -> AuditedResponses:
+    server = responses.server
+    return AuditedResponses(
+        software=server.software,
+        model=server.model,
+        root=server.root,
+        num_responses=len(responses.sequences),
+        num_prompts=len({*responses.prompt_numbers}),
+        num_tokens=sum(len(sequence.token_ids) for sequence in responses.sequences),
+        num_empty=responses.num_empty,
+        from_text=responses.is_text,
+        num_other_prompts=len(responses.other_prompts),
+    )
+
+
+def _served(settings: AuditSettings, responses: ServedResponses) -> Served:
+    tokens = logged_tokens(responses.sequences, responses.prompt_numbers)
+    sampling = settings.sampling
+    law = None if sampling.is_greedy else Distribution(sampling.temperature, sampling.top_p, sampling.top_k)
+    seeds = None
+    if law is not None and sampling.noise == "vllm-cpu":
+        seeds = [
+            number
+            for seed, length in zip(responses.seeds, tokens.lengths.tolist(), strict=True)
+            for number in step_seeds(seed, length)
+        ]
+    prompts = np.asarray(responses.prompt_numbers)
+    return Served(
+        tokens=tokens,
+        context=Context.as_logged(tokens),
+        clusters=prompts[tokens.rows],
+        estimator=Estimator(Sequences.of_lengths(tokens.lengths, prompts), settings.confidence),
+        law=law,
+        seeds=seeds,
+    )
+
+
+def _look(served: Served, reference: LoadedWeights, settings: AuditSettings) -> Look:
+    is_foretold = served.law is None or served.seeds is not None
+    said = foretell(reference, served.context, served.law, served.seeds) if is_foretold else None
+    fitted = fit_temperature(curve(*reference.temperature_curve(served.context, None)), settings.confidence)
+    if served.law is None:
+        assert said is not None
+        laws = [Distribution(round(fitted.value, 3))]
+        is_drawn = said.differs.mean() > _LEAST_DIFFERING and fitted.low > _LEAST_TEMPERATURE
+        return Look(said, laws, draw(reference, served.context, laws) if is_drawn else None, fitted, None)
+    laws = [served.law, *other_laws(served.law, reference.vocab_size, fitted.value)]
+    drawn = draw(reference, served.context, laws)
+    best, evidence = best_law(laws, drawn)
+    fitted_foretold = None
+    if said is not None and best and is_refuted(evidence, len(laws)):
+        fitted_foretold = foretell(reference, served.context, laws[best], served.seeds)
+    return Look(said, laws, drawn, fitted, fitted_foretold)
+
+
+def _changed_weights(served: Served, reference: LoadedWeights, look: Look) -> list[Changed]:
+    changed = []
+    for quantisation in QUANTISATIONS:
+        with quantised(reference.model, quantisation):
+            weights = LoadedWeights(reference.model, reference.arithmetic, served.tokens, reference.batch_tokens)
+            foretold = drawn = None
+            if look.said is not None:
+                foretold = foretell(weights, served.context, served.law, served.seeds)
+            if served.law is not None:
+                drawn = draw(weights, served.context, [served.law]).log_probs[0]
+            changed.append(Changed(f"weights in {quantisation.name}", foretold, drawn))
+    return changed

@@ -1,0 +1,356 @@
+"""What was seen of the served tokens, and the answer that follows from it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from mismatch_probe.audit.asking import ServedResponses
+from mismatch_probe.audit.judging import (
+    AS_SAID,
+    CHANCE,
+    TOLERATED,
+    ForetoldBy,
+    TemperatureFit,
+    agreement,
+    best_law,
+    cannot_tell,
+    equal_words,
+    foretold_by,
+    is_refuted,
+    law_fit,
+    law_words,
+    noise_of_change,
+    noise_words,
+    tokens_needed_for_law,
+    tokens_needed_for_noise,
+)
+from mismatch_probe.audit.scoring import Drawn, Foretold
+from mismatch_probe.config.examinations import AuditSettings
+from mismatch_probe.explain.fitting import Distribution
+from mismatch_probe.explain.hypotheses import Context
+from mismatch_probe.explain.judging import LoggedTokens
+from mismatch_probe.notation import write_many, write_number
+from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
+from mismatch_probe.stats.agreement import Rounding
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.sequences import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Served:
+    """The tokens, and how they are said to be sampled."""
+
+    tokens: LoggedTokens
+    context: Context
+    clusters: Ints
+    """The prompt of each token [T]."""
+    estimator: Estimator
+    law: Distribution | None
+    """None of greedy decoding."""
+    seeds: list[int] | None
+    """Of each token's noise; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the checkpoint in FP32 says."""
+
+    said: Foretold | None
+    """None where no token is named."""
+    laws: list[Distribution]
+    """That as said, then others; of greedy tokens the one law that they may have been sampled from."""
+    drawn: Drawn | None
+    """Under these laws; None of greedy tokens that show no sampling."""
+    temperature: TemperatureFit
+    fitted: Foretold | None
+    """By the law that fits best, where tokens are foretold and another law than that said fits them."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The checkpoint with weights of fewer bits."""
+
+    what: str
+    foretold: Foretold | None
+    log_probs: Floats | None
+    """[T], under the law as said."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything that an answer rests on."""
+
+    settings: AuditSettings
+    served: Served
+    look: Look
+    in_dtype: Foretold | None
+    """The tokens that the checkpoint's own computation in the claimed dtype names."""
+    differences: Floats | None
+    """Between the scaled logits of the best two tokens in that dtype [T]."""
+    changed: list[Changed]
+    responses: ServedResponses
+
+
+@dataclass(frozen=True)
+class AuditAnswer:
+    """What the record of an audit holds besides what it is of."""
+
+    mode: AuditMode
+    agreement: Agreement | None
+    law: LawFit | None
+    candidates: list[AuditCandidate]
+    cannot_tell: list[str]
+    verdict: AuditVerdict
+
+
+_LEAST_ABOVE_CHANCE: Final = 0.2
+"""Of the way from the share of equal tokens of independent draws to 1: below, the noise is not the server's."""
+_SHOWN_LAWS: Final[tuple[Callable[[Distribution], Distribution], ...]] = (
+    lambda said: replace(said, temperature=0.9),
+    lambda said: replace(said, temperature=1.1),
+    lambda said: replace(said, top_p=0.99),
+    lambda said: replace(said, top_p=0.95),
+    lambda said: replace(said, top_p=0.9),
+    lambda said: replace(said, top_k=50),
+    lambda said: replace(said, top_k=20),
+    lambda said: replace(said, min_p=0.05),
+)
+"""Departures that a record always has, with the tokens that they take."""
+
+
+def judge(seen: Seen) -> AuditAnswer:
+    """The answer; errors a sound server may be called another with are at most CHANCE for each thing that is tested."""
+    served, look = seen.served, seen.look
+    rounding = said = None
+    if look.said is not None and seen.differences is not None and not _is_unrelated(look):
+        rounding = Rounding.of(look.said.margins, seen.differences - look.said.differences)
+        said = foretold_by("as said", AS_SAID, look.said, rounding, served.clusters)
+    mode: AuditMode = "greedy" if served.law is None else "sampled" if said is None else "foretold"
+    agreed = None
+    if said is not None and rounding is not None and seen.in_dtype is not None:
+        agreed = agreement(said, seen.in_dtype, rounding, served.estimator, served.clusters)
+    fit = None
+    if served.law is not None and look.drawn is not None:
+        fit = law_fit(look.drawn, look.temperature, seen.settings.sampling.seed)
+    candidates = [*_as_said(said, look), *_sampling(seen, rounding), *_weights(seen, rounding)]
+    num_tokens = len(served.tokens.rows)
+    left_open = cannot_tell(candidates, num_tokens)
+    verdict = _verdict(seen, mode, said, agreed, fit, candidates)
+    return AuditAnswer(mode, agreed, fit, candidates, left_open, verdict)
+
+
+def _is_unrelated(look: Look) -> bool:
+    """Whether the tokens agree with those foretold no more than independent draws do: the noise is another."""
+    if look.said is None or look.drawn is None or look.fitted is not None or len(look.laws) < 2:
+        return False
+    by_chance = float(np.exp(look.drawn.first).mean())
+    equal = float((~look.said.differs).mean())
+    return equal < by_chance + _LEAST_ABOVE_CHANCE * (1 - by_chance)
+
+
+def _as_said(said: ForetoldBy | None, look: Look) -> list[AuditCandidate]:
+    evidence = None if look.drawn is None or len(look.laws) < 2 else 0.0
+    if said is None:
+        return [AuditCandidate(kind="as said", what=AS_SAID, log_evidence=evidence, fits=False)]
+    return [_candidate(said).model_copy(update={"log_evidence": evidence})]
+
+
+def _candidate(by: ForetoldBy) -> AuditCandidate:
+    return AuditCandidate(
+        kind=by.kind,
+        what=by.what,
+        num_differing=int(by.foretold.differs.sum()),
+        noise_times=by.noise.times,
+        noise_low=by.noise.low,
+        noise_high=by.noise.high,
+        fits=by.fits,
+    )
+
+
+def _sampling(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
+    """The law that fits best, and the usual departures with the tokens that they take."""
+    look, said = seen.look, seen.served.law
+    if said is None:
+        if look.drawn is None:
+            return []
+        what = f"sampled at temperature {look.temperature.value:.2g}"
+        test = law_fit(look.drawn, look.temperature, seen.settings.sampling.seed)
+        return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
+    assert look.drawn is not None
+    num_laws = len(look.laws)
+    best, evidence = best_law(look.laws, look.drawn)
+    shown = [each(said) for each in _SHOWN_LAWS]
+    numbers = dict.fromkeys(
+        [*([best] if best else []), *(look.laws.index(law) for law in shown if law in look.laws[1:])]
+    )
+    candidates = []
+    for number in numbers:
+        law = look.laws[number]
+        log_evidence = float(look.drawn.log_probs[number].sum() - look.drawn.log_probs[0].sum())
+        candidate = AuditCandidate(
+            kind="sampling",
+            what=law_words(law, said),
+            log_evidence=log_evidence,
+            fits=number == best and is_refuted(evidence, num_laws),
+            tokens_needed=tokens_needed_for_law(float(look.drawn.kl[number]), num_laws),
+        )
+        if number == best and look.fitted is not None and rounding is not None:
+            by = foretold_by("sampling", candidate.what, look.fitted, rounding, seen.served.clusters)
+            numbers_of = _candidate(by).model_dump(include={"num_differing", "noise_times", "noise_low", "noise_high"})
+            candidate = candidate.model_copy(update=numbers_of)
+        candidates.append(candidate)
+    return candidates
+
+
+def _weights(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
+    look = seen.look
+    candidates = []
+    for changed in seen.changed:
+        candidate = AuditCandidate(kind="weights", what=changed.what)
+        if rounding is not None and changed.foretold is not None and look.said is not None:
+            by = foretold_by("weights", changed.what, changed.foretold, rounding, seen.served.clusters)
+            own = noise_of_change(rounding, look.said, changed.foretold)
+            candidate = _candidate(by).model_copy(
+                update={"tokens_needed": tokens_needed_for_noise(rounding, look.said.margins, own)}
+            )
+        if changed.log_probs is not None and look.drawn is not None:
+            candidate = _with_evidence(candidate, changed.log_probs - look.drawn.log_probs[0], len(look.laws))
+        candidates.append(candidate)
+    return candidates
+
+
+def _with_evidence(candidate: AuditCandidate, log_ratios: Floats, num_laws: int) -> AuditCandidate:
+    """log_ratios [T]: of the tokens' probabilities, under the candidate and as said."""
+    evidence = float(log_ratios.sum())
+    if candidate.num_differing is not None:
+        return candidate.model_copy(update={"log_evidence": evidence})
+    kl = float((np.expm1(log_ratios) - log_ratios).mean())
+    needed = tokens_needed_for_law(kl, num_laws)
+    fits = is_refuted(evidence, num_laws)
+    return candidate.model_copy(update={"log_evidence": evidence, "fits": fits, "tokens_needed": needed})
+
+
+def _verdict(
+    seen: Seen,
+    mode: AuditMode,
+    said: ForetoldBy | None,
+    agreed: Agreement | None,
+    fit: LawFit | None,
+    candidates: Sequence[AuditCandidate],
+) -> AuditVerdict:
+    evidence = _evidence(seen, agreed, fit, candidates)
+    named = _named(seen, said, candidates)
+    if named is not None:
+        return AuditVerdict(
+            kind="bug",
+            named=named.what,
+            sentence=f"Not as said: the tokens fit {named.what}, and not what the server is said to do.",
+            evidence=evidence,
+            advice=[_ADVICE[named.kind]],
+        )
+    departs = (said is not None and not said.fits) or (fit is not None and fit.p_value < CHANCE)
+    if departs:
+        kind: AuditKind = "undecided" if seen.responses.is_text else "bug"
+        why = "other weights, another prompt, or arithmetic of fewer bits"
+        sentence = (
+            f"Not as said, as far as text shows: {why}; or tokenising the text again made other tokens of it."
+            if seen.responses.is_text
+            else f"Not as said: {why}; nothing that was tried fits, so that these tokens do not tell which."
+        )
+        return AuditVerdict(kind=kind, named=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
+    others = candidates[1:]
+    num_tokens = len(seen.served.tokens.rows)
+    open_ones = [each for each in others if each.tokens_needed is None or each.tokens_needed > num_tokens]
+    how = _how(seen.settings, mode)
+    if others and len(open_ones) == len(others):
+        return AuditVerdict(
+            kind="undecided",
+            named=None,
+            sentence=f"Nothing departs from {how}, and {write_many(num_tokens, 'token')} are too few to see anything "
+            "that was tried.",
+            evidence=evidence,
+            advice=["Ask for more: --num-prompts, --max-new-tokens, --samples-per-prompt."],
+        )
+    return AuditVerdict(
+        kind="clean", named=None, sentence=f"As said: the tokens are those of {how}.", evidence=evidence, advice=[]
+    )
+
+
+_ADVICE: Final = {
+    "sampling": "Ask who runs the server which sampling settings it applies by itself (the checkpoint's "
+    "generation_config.json, a proxy), and give them, or have them removed.",
+    "weights": "Ask who runs the server how its weights are quantised.",
+    "prompt": "Compare the chat template and the system prompt of the server with the checkpoint's.",
+}
+_UNKNOWN: Final = (
+    "Give the same audit another checkpoint that may be served, or have the server say its weights, its dtype and its "
+    "prompt template; a server with log-probs is told more of by `mismatch-probe compare --infer NAME:url=...`."
+)
+
+
+def _named(seen: Seen, said: ForetoldBy | None, candidates: Sequence[AuditCandidate]) -> AuditCandidate | None:
+    """What fits in place of what is said; of several the likeliest."""
+    if seen.responses.other_prompts:
+        ours, its = seen.responses.other_prompts[0]
+        what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
+        return AuditCandidate(kind="prompt", what=what)
+    fitting = [candidate for candidate in candidates[1:] if candidate.fits]
+    if seen.served.law is not None:
+        drawn = [each for each in fitting if each.log_evidence is not None and each.log_evidence > 0]
+        by_evidence = max(drawn, key=lambda each: each.log_evidence or 0.0, default=None)
+        if by_evidence is not None and (by_evidence.kind == "sampling" or said is None):
+            return by_evidence
+    if said is None or said.fits:
+        return None
+    foretold = [each for each in fitting if each.num_differing is not None]
+    if foretold:
+        return min(foretold, key=lambda each: each.num_differing or 0)
+    return next((each for each in fitting if each.kind == "sampling"), None)
+
+
+def _evidence(
+    seen: Seen, agreed: Agreement | None, fit: LawFit | None, candidates: Sequence[AuditCandidate]
+) -> list[str]:
+    lines = []
+    dtype = seen.settings.dtype.upper()
+    if agreed is not None:
+        lines.append(equal_words(agreed))
+        noise = noise_words(agreed.noise_times, agreed.noise_low, agreed.noise_high)
+        lines.append(
+            f"{agreed.num_differing} tokens differ where rounding to {dtype} alone makes "
+            f"{write_number(agreed.expected_differing)} expected: the scores seem to be moved {noise} as far as "
+            f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
+        )
+        if agreed.gaps:
+            lines.append(
+                f"the largest gap is {write_number(agreed.gaps[0])} nats; {agreed.near_ties} of {agreed.num_differing} "
+                f"are near ties (within four times the rounding, {write_number(agreed.rounding_nats)} nats)"
+            )
+    elif seen.served.seeds is not None:
+        lines.append(
+            "the seeds' noise is not what --noise says: the tokens agree with those foretold no more often than "
+            "independent draws do"
+        )
+    if fit is not None:
+        lines.append(
+            f"the tokens are likeliest at temperature {fit.temperature:.3f} [{fit.temperature_low:.3f}, "
+            f"{fit.temperature_high:.3f}]; that they were drawn as said has p = {write_number(fit.p_value)}"
+        )
+        if fit.num_outside:
+            lines.append(f"{write_many(fit.num_outside, 'token')} are ones that top-p and top-k as said do not keep")
+    best = max(
+        (each for each in candidates[1:] if each.log_evidence is not None),
+        key=lambda each: each.log_evidence or 0.0,
+        default=None,
+    )
+    if best is not None and best.fits:
+        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as what is said")
+    return lines
+
+
+def _how(settings: AuditSettings, mode: AuditMode) -> str:
+    sampling = settings.sampling
+    words = {"greedy": "greedy decoding", "foretold": "its seeds", "sampled": f"temperature {sampling.temperature:g}"}
+    return f"{settings.model.path} in {settings.dtype.upper()}, {words[mode]}"
