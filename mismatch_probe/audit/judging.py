@@ -117,6 +117,11 @@ def law_fit(drawn: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
     )
 
 
+def law_p_value(drawn: Drawn, seed: int) -> float:
+    """That the tokens were drawn from the first law."""
+    return hold_against_law(drawn.first, drawn.entropies, drawn.variances, drawn.below, seed).p_value
+
+
 def law_words(law: Distribution, said: Distribution) -> str:
     """How a law differs from what is said."""
     words = []
@@ -215,7 +220,7 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
             else f"takes about {write_count(_rounded(candidate.tokens_needed))} tokens on prompts like these"
         )
         for candidate in candidates[1:]
-        if not candidate.fits or candidate.kind == "weights"
+        if candidate.kind == "weights" or (candidate.kind == "sampling" and not candidate.fits)
         if candidate.tokens_needed is None or candidate.tokens_needed > num_tokens
     ]
 

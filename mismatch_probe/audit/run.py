@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.audit.asking import ServedResponses, ask_server, load_questions
-from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, other_laws
+from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, law_p_value, other_laws
 from mismatch_probe.audit.noise import step_seeds
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
@@ -24,6 +24,7 @@ from mismatch_probe.audit.scoring import (
 from mismatch_probe.audit.verdict import Changed, Look, Seen, Served, judge
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
+from mismatch_probe.explain.contexts import contexts, special_tokens
 from mismatch_probe.explain.fitting import Distribution, curve
 from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
@@ -38,7 +39,9 @@ from mismatch_probe.training_path.fit import require_fit
 StageProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
-_NUM_STAGES: Final = 4
+_NUM_STAGES: Final = 5
+_NOT_OF_SERVERS: Final = ("left padding", "positions", "packing")
+"""Families of contexts that a trainer's batches have."""
 _LEAST_DIFFERING: Final = 0.002
 """Share of greedy tokens that differ, from which they may be sampled."""
 _LEAST_TEMPERATURE: Final = 0.3
@@ -79,6 +82,7 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
         mu=DeclaredPolicy(dtype=settings.dtype),
         pi=DeclaredPolicy(dtype=settings.dtype),
         adapter=settings.adapter,
+        header_texts=settings.headers,
         device=settings.device,
         batch_tokens=settings.batch_tokens,
     )
@@ -96,7 +100,12 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
                 in_dtype = foretell(weights, served.context, served.law, served.seeds)
         with stages("candidates", "other weights: rounded to fewer bits"):
             changed = _changed_weights(served, reference, look)
-    answer = judge(Seen(settings, served, look, in_dtype, differences, changed, responses))
+        seen = Seen(settings, served, look, in_dtype, differences, changed, responses)
+        answer = judge(seen)
+        if answer.verdict.named is None and answer.verdict.kind == "bug":
+            with stages("prompts", "the checkpoint with other prompts") as how_far:
+                prompts = _other_prompts(served, reference, look, explained, how_far)
+            answer = judge(replace(seen, changed=[*changed, *prompts]))
     return Audit(
         tool_version=__version__,
         created_at=environment.utc_now(),
@@ -159,14 +168,16 @@ def _look(served: Served, reference: LoadedWeights, settings: AuditSettings) -> 
         assert said is not None
         laws = [Distribution(round(fitted.value, 3))]
         is_drawn = said.differs.mean() > _LEAST_DIFFERING and fitted.low > _LEAST_TEMPERATURE
-        return Look(said, laws, draw(reference, served.context, laws) if is_drawn else None, fitted, None)
+        return Look(said, laws, draw(reference, served.context, laws) if is_drawn else None, fitted)
     laws = [served.law, *other_laws(served.law, reference.vocab_size, fitted.value)]
     drawn = draw(reference, served.context, laws)
     best, evidence = best_law(laws, drawn)
-    fitted_foretold = None
-    if said is not None and best and is_refuted(evidence, len(laws)):
-        fitted_foretold = foretell(reference, served.context, laws[best], served.seeds)
-    return Look(said, laws, drawn, fitted, fitted_foretold)
+    fitted_foretold, fitted_p_value = None, None
+    if best and is_refuted(evidence, len(laws)):
+        fitted_p_value = law_p_value(draw(reference, served.context, [laws[best]]), settings.sampling.seed)
+        if said is not None:
+            fitted_foretold = foretell(reference, served.context, laws[best], served.seeds)
+    return Look(said, laws, drawn, fitted, fitted_foretold, fitted_p_value)
 
 
 def _changed_weights(served: Served, reference: LoadedWeights, look: Look) -> list[Changed]:
@@ -178,6 +189,33 @@ def _changed_weights(served: Served, reference: LoadedWeights, look: Look) -> li
             if look.said is not None:
                 foretold = foretell(weights, served.context, served.law, served.seeds)
             if served.law is not None:
-                drawn = draw(weights, served.context, [served.law]).log_probs[0]
-            changed.append(Changed(f"weights in {quantisation.name}", foretold, drawn))
+                drawn = draw(weights, served.context, [served.law])
+            changed.append(Changed("weights", f"weights in {quantisation.name}", foretold, drawn))
+    return changed
+
+
+def _other_prompts(
+    served: Served,
+    reference: LoadedWeights,
+    look: Look,
+    explained: ExplainSettings,
+    how_far: Callable[[str], None],
+) -> list[Changed]:
+    """With what a template, a missing BOS or a system prompt makes of the prompts."""
+    options = [
+        option
+        for family in contexts(served.tokens, special_tokens(explained, reference.model))
+        if family.name not in _NOT_OF_SERVERS
+        for option in family.options
+    ]
+    changed = []
+    for number, option in enumerate(options, 1):
+        how_far(f"{number} of {len(options)}")
+        assert option.context is not None
+        foretold = drawn = None
+        if look.said is not None:
+            foretold = foretell(reference, option.context, served.law, served.seeds)
+        if served.law is not None:
+            drawn = draw(reference, option.context, [served.law])
+        changed.append(Changed("prompt", option.departure.what, foretold, drawn))
     return changed

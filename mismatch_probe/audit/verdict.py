@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from mismatch_probe.audit.judging import (
     foretold_by,
     is_refuted,
     law_fit,
+    law_p_value,
     law_words,
     noise_of_change,
     noise_words,
@@ -64,18 +65,21 @@ class Look:
     drawn: Drawn | None
     """Under these laws; None of greedy tokens that show no sampling."""
     temperature: TemperatureFit
-    fitted: Foretold | None
-    """By the law that fits best, where tokens are foretold and another law than that said fits them."""
+    fitted: Foretold | None = None
+    """By the law that is likeliest, where tokens are foretold and that law refutes what is said."""
+    fitted_p_value: float | None = None
+    """That the tokens were drawn from that law; None where no law refutes what is said."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The checkpoint with weights of fewer bits."""
+    """The checkpoint with weights of fewer bits, or with other prompts."""
 
+    kind: Literal["weights", "prompt"]
     what: str
     foretold: Foretold | None
-    log_probs: Floats | None
-    """[T], under the law as said."""
+    drawn: Drawn | None
+    """Under the law as said."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def judge(seen: Seen) -> AuditAnswer:
     fit = None
     if served.law is not None and look.drawn is not None:
         fit = law_fit(look.drawn, look.temperature, seen.settings.sampling.seed)
-    candidates = [*_as_said(said, look), *_sampling(seen, rounding), *_weights(seen, rounding)]
+    candidates = [*_as_said(said, look), *_sampling(seen, rounding), *_changed(seen, rounding)]
     num_tokens = len(served.tokens.rows)
     left_open = cannot_tell(candidates, num_tokens)
     verdict = _verdict(seen, mode, said, agreed, fit, candidates)
@@ -180,7 +184,7 @@ def _sampling(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
         return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
     assert look.drawn is not None
     num_laws = len(look.laws)
-    best, evidence = best_law(look.laws, look.drawn)
+    best, _ = best_law(look.laws, look.drawn)
     shown = [each(said) for each in _SHOWN_LAWS]
     numbers = dict.fromkeys(
         [*([best] if best else []), *(look.laws.index(law) for law in shown if law in look.laws[1:])]
@@ -193,43 +197,52 @@ def _sampling(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
             kind="sampling",
             what=law_words(law, said),
             log_evidence=log_evidence,
-            fits=number == best and is_refuted(evidence, num_laws),
+            fits=number == best and look.fitted_p_value is not None and look.fitted_p_value >= CHANCE,
             tokens_needed=tokens_needed_for_law(float(look.drawn.kl[number]), num_laws),
         )
         if number == best and look.fitted is not None and rounding is not None:
             by = foretold_by("sampling", candidate.what, look.fitted, rounding, seen.served.clusters)
-            numbers_of = _candidate(by).model_dump(include={"num_differing", "noise_times", "noise_low", "noise_high"})
+            numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
             candidate = candidate.model_copy(update=numbers_of)
         candidates.append(candidate)
     return candidates
 
 
-def _weights(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
+def _changed(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
     look = seen.look
     candidates = []
     for changed in seen.changed:
-        candidate = AuditCandidate(kind="weights", what=changed.what)
+        candidate = AuditCandidate(kind=changed.kind, what=changed.what)
         if rounding is not None and changed.foretold is not None and look.said is not None:
-            by = foretold_by("weights", changed.what, changed.foretold, rounding, seen.served.clusters)
+            by = foretold_by(changed.kind, changed.what, changed.foretold, rounding, seen.served.clusters)
             own = noise_of_change(rounding, look.said, changed.foretold)
             candidate = _candidate(by).model_copy(
                 update={"tokens_needed": tokens_needed_for_noise(rounding, look.said.margins, own)}
             )
-        if changed.log_probs is not None and look.drawn is not None:
-            candidate = _with_evidence(candidate, changed.log_probs - look.drawn.log_probs[0], len(look.laws))
+        if changed.drawn is not None and look.drawn is not None:
+            num_tried = len(look.laws) + len(seen.changed)
+            seed = seen.settings.sampling.seed
+            candidate = _with_evidence(candidate, changed.drawn, look.drawn, num_tried, seed)
         candidates.append(candidate)
     return candidates
 
 
-def _with_evidence(candidate: AuditCandidate, log_ratios: Floats, num_laws: int) -> AuditCandidate:
-    """log_ratios [T]: of the tokens' probabilities, under the candidate and as said."""
+def _with_evidence(
+    candidate: AuditCandidate, drawn: Drawn, as_said: Drawn, num_tried: int, seed: int
+) -> AuditCandidate:
+    """By the tokens' probabilities; one that is foretold too is judged by its tokens."""
+    log_ratios = drawn.log_probs[0] - as_said.log_probs[0]
     evidence = float(log_ratios.sum())
     if candidate.num_differing is not None:
         return candidate.model_copy(update={"log_evidence": evidence})
     kl = float((np.expm1(log_ratios) - log_ratios).mean())
-    needed = tokens_needed_for_law(kl, num_laws)
-    fits = is_refuted(evidence, num_laws)
-    return candidate.model_copy(update={"log_evidence": evidence, "fits": fits, "tokens_needed": needed})
+    return candidate.model_copy(
+        update={
+            "log_evidence": evidence,
+            "fits": is_refuted(evidence, num_tried) and law_p_value(drawn, seed) >= CHANCE,
+            "tokens_needed": tokens_needed_for_law(kl, num_tried),
+        }
+    )
 
 
 def _verdict(
@@ -250,7 +263,11 @@ def _verdict(
             evidence=evidence,
             advice=[_ADVICE[named.kind]],
         )
-    departs = (said is not None and not said.fits) or (fit is not None and fit.p_value < CHANCE)
+    departs = (
+        (said is not None and not said.fits)
+        or (fit is not None and fit.p_value < CHANCE)
+        or seen.look.fitted_p_value is not None
+    )
     if departs:
         kind: AuditKind = "undecided" if seen.responses.is_text else "bug"
         why = "other weights, another prompt, or arithmetic of fewer bits"

@@ -53,6 +53,13 @@ _COMPUTED: Final = {
 )
 def audit(
     flag_values: dict[str, Any],
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A text, such as a system prompt, that the server may put before prompts (repeatable).",
+            rich_help_panel=options.SIDES,
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write audit.json and report.html into.")] = None,
     run: options.Run = None,
     config: options.Config = None,
@@ -79,7 +86,7 @@ def audit(
         raise UsageError("no model to hold the tokens against; give --model the checkpoint that is said to be served")
     if "url" not in values.get("server", {}):
         raise UsageError("no server to audit; give --server http://HOST:PORT")
-    settings = parse_settings(AuditSettings, values)
+    settings = parse_settings(AuditSettings, values | ({"headers": header} if header else {}))
     with filing.reserve(AUDIT_FILE):
         with progress_line(narration()) as line:
             document = audit_server(settings, line.at)

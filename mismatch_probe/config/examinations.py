@@ -243,6 +243,8 @@ class AuditSettings(Settings):
     sampling: AuditSampling = AuditSampling()
     adapter: str | None = None
     """The folder of a LoRA adapter that it is said to serve."""
+    headers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Texts, such as system prompts, that may stand before the prompts without being asked for."""
     device: str = "auto"
     batch_tokens: Count = DEFAULT_BATCH_TOKENS
     confidence: float = Field(default=LEVEL, gt=0.5, lt=1)
