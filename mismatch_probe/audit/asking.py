@@ -53,9 +53,9 @@ def load_questions(settings: AuditSettings, folder: Path) -> tuple[list[Prompt],
     config = checkpoint.read_config(folder)
     length = checkpoint.context_length(config)
     template = "always" if settings.server.chat else settings.prompts.chat_template
-    encoded = encode_prompts(prompts, tokenizer, template, checkpoint.vocab_size(config), length)
-    check_lengths(encoded, settings.sampling.max_new_tokens, length)
-    return prompts, encoded
+    encoded_prompts = encode_prompts(prompts, tokenizer, template, checkpoint.vocab_size(config), length)
+    check_lengths(encoded_prompts, settings.sampling.max_new_tokens, length)
+    return prompts, encoded_prompts
 
 
 def ask_server(
@@ -70,15 +70,15 @@ def ask_server(
         UsageError: what answers is no server that can be asked so, or gives text and the checkpoint has no tokenizer.
         EngineError: it cannot be reached, fails, or lies.
     """
-    prompts, encoded = questions
+    prompts, encoded_prompts = questions
     sampling = settings.sampling
-    given = settings.server.model_dump(include={"url", "model", "concurrency", "timeout_seconds", "tries"})
+    values = settings.server.model_dump(include={"url", "model", "concurrency", "timeout_seconds", "tries"})
     if settings.server.key_variable is not None:
-        given["key_variable"] = settings.server.key_variable
-    arguments = parse_settings(ServerArguments, given)
-    numbers = [number for number in range(len(encoded)) for _ in range(sampling.samples_per_prompt)]
+        values["key_variable"] = settings.server.key_variable
+    arguments = parse_settings(ServerArguments, values)
+    numbers = [number for number in range(len(encoded_prompts)) for _ in range(sampling.samples_per_prompt)]
     seeds = [
-        sequence_seed(sampling.seed, encoded[number].prompt_id, place % sampling.samples_per_prompt)
+        sequence_seed(sampling.seed, encoded_prompts[number].prompt_id, place % sampling.samples_per_prompt)
         for place, number in enumerate(numbers)
     ]
     with Connection(arguments) as connection:
@@ -88,19 +88,19 @@ def ask_server(
         client = Client(connection, server, vocabulary, server.max_model_len or 2**31, _KEEP)
         answers = client.ask_all(
             [
-                _question(settings, prompts[number], encoded[number], seed)
+                _question(settings, prompts[number], encoded_prompts[number], seed)
                 for number, seed in zip(numbers, seeds, strict=True)
             ],
-            [encoded[number].label for number in numbers],
+            [encoded_prompts[number].label for number in numbers],
             on_finished,
         )
-    return _responses(settings, folder, encoded, server, numbers, seeds, answers)
+    return _responses(settings, folder, encoded_prompts, server, numbers, seeds, answers)
 
 
-def _question(settings: AuditSettings, prompt: Prompt, encoded: EncodedPrompt, seed: int) -> Question:
+def _question(settings: AuditSettings, prompt: Prompt, encoded_prompt: EncodedPrompt, seed: int) -> Question:
     sampling = settings.sampling
     return Question(
-        list(encoded.token_ids),
+        list(encoded_prompt.token_ids),
         sampling.max_new_tokens,
         seed,
         sampling.temperature,
@@ -123,7 +123,7 @@ def _messages(prompt: Prompt) -> tuple[tuple[str, str], ...]:
 def _responses(
     settings: AuditSettings,
     folder: Path,
-    encoded: Sequence[EncodedPrompt],
+    encoded_prompts: Sequence[EncodedPrompt],
     server: Contact,
     numbers: Sequence[int],
     seeds: Sequence[int],
@@ -140,13 +140,13 @@ def _responses(
         tokenizer = load_tokenizer(folder, trust_remote_code=settings.model.trust_remote_code)
     sequences, kept, other_prompts = [], [], []
     for place, (number, answer) in enumerate(zip(numbers, answers, strict=True)):
-        ours = list(encoded[number].token_ids)
+        ours = list(encoded_prompts[number].token_ids)
         prompt_ids = ours if answer.prompt_ids is None else answer.prompt_ids
         if prompt_ids != ours:
             other_prompts.append((ours, prompt_ids))
         token_ids = answer.token_ids if answer.text is None else _ids_of_text(tokenizer, ours, answer.text)
         if token_ids:
-            sequences.append(TokenSequence(f"{encoded[number].prompt_id}/{place}", prompt_ids, token_ids))
+            sequences.append(TokenSequence(f"{encoded_prompts[number].prompt_id}/{place}", prompt_ids, token_ids))
             kept.append(place)
     if not sequences:
         raise EngineError(

@@ -53,11 +53,11 @@ def foretold_by(kind: CandidateKind, what: str, foretold: Foretold, rounding: Ro
     return ForetoldBy(kind, what, foretold, fit_noise(rounding, foretold.margins, foretold.gaps, clusters, 1 - CHANCE))
 
 
-def agreement(
-    said: ForetoldBy, in_dtype: Foretold, rounding: Rounding, estimator: Estimator, clusters: Ints
+def measure_agreement(
+    claim: ForetoldBy, in_dtype: Foretold, rounding: Rounding, estimator: Estimator, clusters: Ints
 ) -> Agreement:
     """in_dtype: the tokens that the checkpoint's own computation in the claimed dtype names."""
-    foretold = said.foretold
+    foretold = claim.foretold
     gaps = foretold.gaps[foretold.differs]
     scales = rounding.scales[foretold.differs]
     at_level = fit_noise(rounding, foretold.margins, foretold.gaps, clusters, estimator.level)
@@ -91,8 +91,8 @@ def fit_temperature(curve: TemperatureCurve, level: float) -> TemperatureFit:
     totals = [float(curve.at(temperature).sum()) for temperature in grid]
     best = int(np.argmax(totals))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = minimize_scalar(lambda value: -float(curve.at(value).sum()), bounds=bounds, method="bounded")
-    value, step = float(found.x), _TEMPERATURE_STEPS
+    minimum = minimize_scalar(lambda value: -float(curve.at(value).sum()), bounds=bounds, method="bounded")
+    value, step = float(minimum.x), _TEMPERATURE_STEPS
     below, at, above = (curve.at(value * factor) for factor in (math.exp(-step), 1.0, math.exp(step)))
     information = -float((above - 2 * at + below).sum()) / step**2
     scores = (above - below) / (2 * step)
@@ -102,8 +102,8 @@ def fit_temperature(curve: TemperatureCurve, level: float) -> TemperatureFit:
     return TemperatureFit(value, value * math.exp(-reach), value * math.exp(reach))
 
 
-def law_fit(drawn: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
-    test = hold_against_law(drawn.first, drawn.entropies, drawn.variances, drawn.below, seed)
+def law_fit(draws: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
+    test = hold_against_law(draws.first, draws.entropies, draws.variances, draws.below, seed)
     return LawFit(
         p_value=test.p_value,
         surprise_nats=test.surprise,
@@ -111,27 +111,27 @@ def law_fit(drawn: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
         temperature=temperature.value,
         temperature_low=temperature.low,
         temperature_high=temperature.high,
-        num_outside=int(drawn.is_outside.sum()),
-        largest_mass_before=float(drawn.mass_before.max()),
-        largest_place=int(drawn.places.max()) + 1,
+        num_outside=int(draws.is_outside.sum()),
+        largest_mass_before=float(draws.mass_before.max()),
+        largest_place=int(draws.places.max()) + 1,
     )
 
 
-def law_p_value(drawn: Drawn, seed: int) -> float:
+def law_p_value(draws: Drawn, seed: int) -> float:
     """That the tokens were drawn from the first law."""
-    return hold_against_law(drawn.first, drawn.entropies, drawn.variances, drawn.below, seed).p_value
+    return hold_against_law(draws.first, draws.entropies, draws.variances, draws.below, seed).p_value
 
 
-def law_words(law: Distribution, said: Distribution) -> str:
+def law_words(law: Distribution, claim: Distribution) -> str:
     """How a law differs from what is said."""
     words = []
-    if law.temperature != said.temperature:
+    if law.temperature != claim.temperature:
         words.append(f"temperature {law.temperature or 1.0:.3g}")
-    if law.top_p != said.top_p:
+    if law.top_p != claim.top_p:
         words.append(f"top-p {law.top_p:g}")
-    if law.top_k != said.top_k:
+    if law.top_k != claim.top_k:
         words.append(f"top-k {law.top_k}" if law.top_k else "no top-k")
-    if law.min_p != said.min_p:
+    if law.min_p != claim.min_p:
         words.append(f"min-p {law.min_p:g}")
     return " and ".join(words) or AS_SAID
 
@@ -142,25 +142,25 @@ _GRID_TOP_K: Final = (1, 5, 10, 20, 40, 50, 64, 100, 200)
 _GRID_MIN_P: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
 
 
-def other_laws(said: Distribution, vocab_size: int, fitted_temperature: float) -> list[Distribution]:
+def other_laws(claim: Distribution, vocab_size: int, fitted_temperature: float) -> list[Distribution]:
     """What a server may do instead: other temperatures, the fitted one among them, and cuts at these and as said."""
     temperatures = [*_GRID_TEMPERATURES, round(fitted_temperature, 3)]
-    cuts = [replace(said, top_p=top_p) for top_p in (*_GRID_TOP_P, 1.0)]
-    cuts += [replace(said, top_k=top_k) for top_k in (*_GRID_TOP_K, 0) if top_k < vocab_size]
-    cuts += [replace(said, min_p=min_p) for min_p in _GRID_MIN_P]
-    both = [replace(cut, temperature=temperature) for cut in [said, *cuts] for temperature in temperatures]
-    return [law for law in dict.fromkeys([*cuts, *both]) if law != said]
+    cuts = [replace(claim, top_p=top_p) for top_p in (*_GRID_TOP_P, 1.0)]
+    cuts += [replace(claim, top_k=top_k) for top_k in (*_GRID_TOP_K, 0) if top_k < vocab_size]
+    cuts += [replace(claim, min_p=min_p) for min_p in _GRID_MIN_P]
+    both = [replace(cut, temperature=temperature) for cut in [claim, *cuts] for temperature in temperatures]
+    return [law for law in dict.fromkeys([*cuts, *both]) if law != claim]
 
 
 _NATS_A_DEPARTURE: Final = 6.0
 """That a second departure must gain: without, the simpler law is named."""
 
 
-def best_law(laws: Sequence[Distribution], drawn: Drawn) -> tuple[int, float]:
+def best_law(laws: Sequence[Distribution], draws: Drawn) -> tuple[int, float]:
     """The number of the likeliest law, fewer departures first, and its evidence over that as said (nats)."""
-    evidence = drawn.log_probs.sum(axis=1) - drawn.log_probs[0].sum()
-    judged = evidence - _NATS_A_DEPARTURE * np.array([num_departures(law, laws[0]) for law in laws])
-    best = int(judged.argmax())
+    evidence = draws.log_probs.sum(axis=1) - draws.log_probs[0].sum()
+    scores = evidence - _NATS_A_DEPARTURE * np.array([num_departures(law, laws[0]) for law in laws])
+    best = int(scores.argmax())
     return best, float(evidence[best])
 
 
@@ -173,10 +173,10 @@ def tokens_needed_for_law(kl: float, num_laws: int) -> int | None:
     return _as_count(tokens_to_see(kl, CHANCE / num_laws))
 
 
-def noise_of_change(rounding: Rounding, said: Foretold, changed: Foretold) -> float:
+def noise_of_change(rounding: Rounding, claim: Foretold, changed: Foretold) -> float:
     """By how many times the claimed dtype's rounding a change of the weights moves scores at these positions."""
-    gaps = np.where(changed.best_ids == said.best_ids, 0.0, np.maximum(said.margins, 1e-9))
-    return fit_noise(rounding, said.margins, gaps, np.arange(len(gaps)), 1 - CHANCE).times
+    gaps = np.where(changed.best_ids == claim.best_ids, 0.0, np.maximum(claim.margins, 1e-9))
+    return fit_noise(rounding, claim.margins, gaps, np.arange(len(gaps)), 1 - CHANCE).times
 
 
 def tokens_needed_for_noise(rounding: Rounding, margins: Floats, times: float) -> int | None:
@@ -217,7 +217,7 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
         + (
             "no number of tokens tells it from rounding this way"
             if candidate.tokens_needed is None
-            else f"takes about {write_count(_rounded(candidate.tokens_needed))} tokens on prompts like these"
+            else f"takes about {write_count(_two_digits(candidate.tokens_needed))} tokens on prompts like these"
         )
         for candidate in candidates[1:]
         if candidate.kind == "weights" or (candidate.kind == "sampling" and not candidate.fits)
@@ -225,6 +225,6 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
     ]
 
 
-def _rounded(count: int) -> int:
+def _two_digits(count: int) -> int:
     digits = max(0, len(str(count)) - 2)
     return round(count, -digits)

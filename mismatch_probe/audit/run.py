@@ -19,9 +19,9 @@ from mismatch_probe.audit.scoring import (
     foretell,
     logged_tokens,
     pair_differences,
-    quantised,
+    with_rounded_weights,
 )
-from mismatch_probe.audit.verdict import Changed, Look, Seen, Served, judge
+from mismatch_probe.audit.verdict import AuditFindings, Changed, CheckpointView, ServedSample, judge
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
 from mismatch_probe.explain.contexts import contexts, special_tokens
@@ -49,7 +49,7 @@ _LEAST_TEMPERATURE: Final = 0.3
 
 
 @dataclass
-class _Stages:
+class _StageClock:
     tell: StageProgressCallback
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -69,14 +69,14 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
         UsageError: the checkpoint, the prompts, the server or the settings cannot be used.
         EngineError: the server cannot be reached, fails or lies; or the checkpoint cannot be computed.
     """
-    stages = _Stages(tell)
+    stages = _StageClock(tell)
     folder = resolve_model(settings.model)
     require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
     questions = load_questions(settings, folder)
     num_responses = len(questions[1]) * settings.sampling.samples_per_prompt
     with stages("asking", f"the server: {write_many(num_responses, 'response')}") as how_far:
         responses = ask_server(settings, folder, questions, lambda done, of: how_far(f"{done} of {of}"))
-    served = _served(settings, responses)
+    sample = _sample_of(settings, responses)
     explained = ExplainSettings(
         model=ModelSettings(path=str(folder), trust_remote_code=settings.model.trust_remote_code),
         mu=DeclaredPolicy(dtype=settings.dtype),
@@ -88,24 +88,24 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
     )
     in_dtype, differences = None, None
     rounded_to = settings.dtype if settings.dtype.rounds_coarsely else None
-    with reference_weights(explained, served.tokens, rounded_to=rounded_to) as reference:
+    with reference_weights(explained, sample.tokens, rounded_to=rounded_to) as reference:
         with stages("reference", "the checkpoint in FP32: the same token ids"):
-            look = _look(served, reference, settings)
-        if look.said is not None:
+            look = _look(sample, reference, settings)
+        if look.claim is not None:
             with (
                 stages("dtype", f"the checkpoint in {settings.dtype.upper()}"),
-                weights_in(explained, served.tokens, settings.dtype) as weights,
+                weights_in(explained, sample.tokens, settings.dtype) as weights,
             ):
-                differences = pair_differences(weights, served.context, look.said, served.law)
-                in_dtype = foretell(weights, served.context, served.law, served.seeds)
+                differences = pair_differences(weights, sample.context, look.claim, sample.law)
+                in_dtype = foretell(weights, sample.context, sample.law, sample.seeds)
         with stages("candidates", "other weights: rounded to fewer bits"):
-            changed = _changed_weights(served, reference, look)
-        seen = Seen(settings, served, look, in_dtype, differences, changed, responses)
-        answer = judge(seen)
-        if answer.verdict.named is None and answer.verdict.kind == "bug":
+            changed = _changed_weights(sample, reference, look)
+        findings = AuditFindings(settings, sample, look, in_dtype, differences, changed, responses)
+        answer = judge(findings)
+        if answer.verdict.cause is None and answer.verdict.kind == "bug":
             with stages("prompts", "the checkpoint with other prompts") as how_far:
-                prompts = _other_prompts(served, reference, look, explained, how_far)
-            answer = judge(replace(seen, changed=[*changed, *prompts]))
+                prompts = _other_prompts(sample, reference, look, explained, how_far)
+            answer = judge(replace(findings, changed=[*changed, *prompts]))
     return Audit(
         tool_version=__version__,
         created_at=environment.utc_now(),
@@ -138,7 +138,7 @@ def _record_of(responses: ServedResponses) -> AuditedResponses:
     )
 
 
-def _served(settings: AuditSettings, responses: ServedResponses) -> Served:
+def _sample_of(settings: AuditSettings, responses: ServedResponses) -> ServedSample:
     tokens = logged_tokens(responses.sequences, responses.prompt_numbers)
     sampling = settings.sampling
     law = None if sampling.is_greedy else Distribution(sampling.temperature, sampling.top_p, sampling.top_k)
@@ -150,7 +150,7 @@ def _served(settings: AuditSettings, responses: ServedResponses) -> Served:
             for number in step_seeds(seed, length)
         ]
     prompts = np.asarray(responses.prompt_numbers)
-    return Served(
+    return ServedSample(
         tokens=tokens,
         context=Context.as_logged(tokens),
         clusters=prompts[tokens.rows],
@@ -160,51 +160,51 @@ def _served(settings: AuditSettings, responses: ServedResponses) -> Served:
     )
 
 
-def _look(served: Served, reference: LoadedWeights, settings: AuditSettings) -> Look:
-    is_foretold = served.law is None or served.seeds is not None
-    said = foretell(reference, served.context, served.law, served.seeds) if is_foretold else None
-    fitted = fit_temperature(curve(*reference.temperature_curve(served.context, None)), settings.confidence)
-    if served.law is None:
-        assert said is not None
+def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSettings) -> CheckpointView:
+    is_foretold = sample.law is None or sample.seeds is not None
+    claim = foretell(reference, sample.context, sample.law, sample.seeds) if is_foretold else None
+    fitted = fit_temperature(curve(*reference.temperature_curve(sample.context, None)), settings.confidence)
+    if sample.law is None:
+        assert claim is not None
         laws = [Distribution(round(fitted.value, 3))]
-        is_drawn = said.differs.mean() > _LEAST_DIFFERING and fitted.low > _LEAST_TEMPERATURE
-        return Look(said, laws, draw(reference, served.context, laws) if is_drawn else None, fitted)
-    laws = [served.law, *other_laws(served.law, reference.vocab_size, fitted.value)]
-    drawn = draw(reference, served.context, laws)
-    best, evidence = best_law(laws, drawn)
+        is_drawn = claim.differs.mean() > _LEAST_DIFFERING and fitted.low > _LEAST_TEMPERATURE
+        return CheckpointView(claim, laws, draw(reference, sample.context, laws) if is_drawn else None, fitted)
+    laws = [sample.law, *other_laws(sample.law, reference.vocab_size, fitted.value)]
+    draws = draw(reference, sample.context, laws)
+    best, evidence = best_law(laws, draws)
     fitted_foretold, fitted_p_value = None, None
     if best and is_refuted(evidence, len(laws)):
-        fitted_p_value = law_p_value(draw(reference, served.context, [laws[best]]), settings.sampling.seed)
-        if said is not None:
-            fitted_foretold = foretell(reference, served.context, laws[best], served.seeds)
-    return Look(said, laws, drawn, fitted, fitted_foretold, fitted_p_value)
+        fitted_p_value = law_p_value(draw(reference, sample.context, [laws[best]]), settings.sampling.seed)
+        if claim is not None:
+            fitted_foretold = foretell(reference, sample.context, laws[best], sample.seeds)
+    return CheckpointView(claim, laws, draws, fitted, fitted_foretold, fitted_p_value)
 
 
-def _changed_weights(served: Served, reference: LoadedWeights, look: Look) -> list[Changed]:
+def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: CheckpointView) -> list[Changed]:
     changed = []
     for quantisation in QUANTISATIONS:
-        with quantised(reference.model, quantisation):
-            weights = LoadedWeights(reference.model, reference.arithmetic, served.tokens, reference.batch_tokens)
-            foretold = drawn = None
-            if look.said is not None:
-                foretold = foretell(weights, served.context, served.law, served.seeds)
-            if served.law is not None:
-                drawn = draw(weights, served.context, [served.law])
-            changed.append(Changed("weights", f"weights in {quantisation.name}", foretold, drawn))
+        with with_rounded_weights(reference.model, quantisation):
+            weights = LoadedWeights(reference.model, reference.arithmetic, sample.tokens, reference.batch_tokens)
+            foretold = draws = None
+            if look.claim is not None:
+                foretold = foretell(weights, sample.context, sample.law, sample.seeds)
+            if sample.law is not None:
+                draws = draw(weights, sample.context, [sample.law])
+            changed.append(Changed("weights", f"weights in {quantisation.name}", foretold, draws))
     return changed
 
 
 def _other_prompts(
-    served: Served,
+    sample: ServedSample,
     reference: LoadedWeights,
-    look: Look,
+    look: CheckpointView,
     explained: ExplainSettings,
     how_far: Callable[[str], None],
 ) -> list[Changed]:
     """With what a template, a missing BOS or a system prompt makes of the prompts."""
     options = [
         option
-        for family in contexts(served.tokens, special_tokens(explained, reference.model))
+        for family in contexts(sample.tokens, special_tokens(explained, reference.model))
         if family.name not in _NOT_OF_SERVERS
         for option in family.options
     ]
@@ -212,10 +212,10 @@ def _other_prompts(
     for number, option in enumerate(options, 1):
         how_far(f"{number} of {len(options)}")
         assert option.context is not None
-        foretold = drawn = None
-        if look.said is not None:
-            foretold = foretell(reference, option.context, served.law, served.seeds)
-        if served.law is not None:
-            drawn = draw(reference, option.context, [served.law])
-        changed.append(Changed("prompt", option.departure.what, foretold, drawn))
+        foretold = draws = None
+        if look.claim is not None:
+            foretold = foretell(reference, option.context, sample.law, sample.seeds)
+        if sample.law is not None:
+            draws = draw(reference, option.context, [sample.law])
+        changed.append(Changed("prompt", option.departure.what, foretold, draws))
     return changed

@@ -111,8 +111,8 @@ def pair_differences(weights: LoadedWeights, context: Context, foretold: Foretol
 
 def _is_kept(scaled_TV: torch.Tensor, law: Distribution) -> torch.Tensor:
     logprobs_TV = torch.log_softmax(scaled_TV, dim=-1)
-    ordered = Ordered.of(logprobs_TV, logprobs_TV.max(dim=-1).values)
-    least_T1 = ordered.logprobs_TV.gather(-1, ordered.last_kept(law)[:, None])
+    order = Ordered.of(logprobs_TV, logprobs_TV.max(dim=-1).values)
+    least_T1 = order.logprobs_TV.gather(-1, order.last_kept(law)[:, None])
     return logprobs_TV >= least_T1
 
 
@@ -153,39 +153,39 @@ def draw(weights: LoadedWeights, context: Context, laws: Sequence[Distribution])
 def _draw_chunk(
     logits_TV: torch.Tensor, targets_T: torch.Tensor, laws: Sequence[Distribution], *, with_kl: bool
 ) -> dict[str, "np.ndarray[Any, Any]"]:
-    said = _Law.of(logits_TV, targets_T, laws[0].temperature or 1.0)
-    first = said.log_probs(laws[0])
-    uncut_TV = said.ordered.logprobs_TV
-    last_T = said.ordered.last_kept(laws[0])
+    claim = _Law.of(logits_TV, targets_T, laws[0].temperature or 1.0)
+    first = claim.log_probs(laws[0])
+    uncut_TV = claim.order.logprobs_TV
+    last_T = claim.order.last_kept(laws[0])
     is_kept_TV = torch.arange(uncut_TV.shape[1], device=uncut_TV.device) <= last_T[:, None]
-    log_mass_T1 = said.ordered.mass_up_to(last_T).log()[:, None]
+    log_mass_T1 = claim.order.mass_up_to(last_T).log()[:, None]
     log_p_TV = torch.where(is_kept_TV, uncut_TV - log_mass_T1, -torch.inf)
     weights_TV = log_p_TV.exp()
     finite_TV = torch.where(is_kept_TV, uncut_TV - log_mass_T1, 0.0)
     entropies = -(weights_TV * finite_TV).sum(dim=-1)
     variances = (weights_TV * finite_TV**2).sum(dim=-1) - entropies**2
-    said_mixed_TV = _mixed(log_p_TV, uncut_TV)
+    claim_mixed_TV = _mix_in(log_p_TV, uncut_TV)
     log_probs, kl = [], []
-    by_temperature: dict[float, _Law] = {laws[0].temperature or 1.0: said}
+    by_temperature: dict[float, _Law] = {laws[0].temperature or 1.0: claim}
     for law in laws:
         temperature = law.temperature or 1.0
         if temperature not in by_temperature:
             by_temperature[temperature] = _Law.of(logits_TV, targets_T, temperature)
         own = by_temperature[temperature]
-        is_inside_T = own.ordered.target_places_T <= own.ordered.last_kept(law)
+        is_inside_T = own.order.target_places_T <= own.order.last_kept(law)
         log_law_T = torch.where(is_inside_T, own.log_probs(law), -torch.inf)
-        log_probs.append(_mixed(log_law_T, said.own_T))
+        log_probs.append(_mix_in(log_law_T, claim.own_T))
         if with_kl and num_departures(law, laws[0]) > 1:
-            kl.append(torch.full_like(said.own_T, torch.nan))
+            kl.append(torch.full_like(claim.own_T, torch.nan))
         elif with_kl:
-            ordered = own.ordered
-            last = ordered.last_kept(law)
+            order = own.order
+            last = order.last_kept(law)
             inside_TV = torch.arange(uncut_TV.shape[1], device=uncut_TV.device) <= last[:, None]
-            law_TV = torch.where(inside_TV, ordered.logprobs_TV - ordered.mass_up_to(last).log()[:, None], -torch.inf)
-            mixed_TV = _mixed(law_TV, uncut_TV)
-            kl.append((mixed_TV.exp() * (mixed_TV - said_mixed_TV)).nan_to_num(0.0).sum(dim=-1))
-    own_mass_T = said.own_T.exp()
-    before_T = (said.ordered.mass_up_to(said.ordered.target_places_T) - own_mass_T).clamp(min=0)
+            law_TV = torch.where(inside_TV, order.logprobs_TV - order.mass_up_to(last).log()[:, None], -torch.inf)
+            mixed_TV = _mix_in(law_TV, uncut_TV)
+            kl.append((mixed_TV.exp() * (mixed_TV - claim_mixed_TV)).nan_to_num(0.0).sum(dim=-1))
+    own_mass_T = claim.own_T.exp()
+    before_T = (claim.order.mass_up_to(claim.order.target_places_T) - own_mass_T).clamp(min=0)
     columns = {
         "log_probs": torch.stack(log_probs),
         "first": first,
@@ -193,21 +193,21 @@ def _draw_chunk(
         "variances": variances.clamp(min=0),
         "below": before_T / log_mass_T1.squeeze(-1).exp(),
         "mass_before": before_T,
-        "places": said.ordered.target_places_T,
-        "is_outside": said.ordered.target_places_T > last_T,
+        "places": claim.order.target_places_T,
+        "is_outside": claim.order.target_places_T > last_T,
     }
     if with_kl:
         columns["kl"] = torch.stack(kl)
     return {name: column.cpu().numpy() for name, column in columns.items()}
 
 
-def num_departures(law: Distribution, said: Distribution) -> int:
+def num_departures(law: Distribution, claim: Distribution) -> int:
     """How many settings are others than is said."""
     names = ("temperature", "top_p", "top_k", "min_p")
-    return sum(getattr(law, name) != getattr(said, name) for name in names)
+    return sum(getattr(law, name) != getattr(claim, name) for name in names)
 
 
-def _mixed(log_law: torch.Tensor, log_said: torch.Tensor) -> torch.Tensor:
+def _mix_in(log_law: torch.Tensor, log_said: torch.Tensor) -> torch.Tensor:
     return torch.logaddexp(log_law + float(np.log1p(-_MIXED)), log_said + float(np.log(_MIXED)))
 
 
@@ -215,7 +215,7 @@ def _mixed(log_law: torch.Tensor, log_said: torch.Tensor) -> torch.Tensor:
 class _Law:
     """The vocabulary in the order of probability at a temperature, and the targets' log-probs [T]."""
 
-    ordered: Ordered
+    order: Ordered
     own_T: torch.Tensor
 
     @classmethod
@@ -225,7 +225,7 @@ class _Law:
         return cls(Ordered.of(logprobs_TV, own_T), own_T)
 
     def log_probs(self, law: Distribution) -> torch.Tensor:
-        return self.own_T - self.ordered.log_kept_mass(law) if law.is_cut else self.own_T
+        return self.own_T - self.order.log_kept_mass(law) if law.is_cut else self.own_T
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ QUANTISATIONS: Final = (
 
 
 @contextmanager
-def quantised(model: PreTrainedModel, quantisation: Quantisation) -> Iterator[None]:
+def with_rounded_weights(model: PreTrainedModel, quantisation: Quantisation) -> Iterator[None]:
     """The model with rounded weights inside the block, but for embeddings and head; as before afterwards."""
     outside = {id(parameter) for module in _outer_modules(model) for parameter in module.parameters()}
     parameters = [
@@ -280,5 +280,5 @@ def round_weight(weight: torch.Tensor, quantisation: Quantisation) -> torch.Tens
     grouped = rows.reshape(-1, size) if size is not None and rows.shape[1] % size == 0 else rows
     scale = (grouped.abs().amax(dim=1, keepdim=True) / quantisation.levels).clamp(min=1e-12)
     units = grouped / scale
-    stored = units.to(torch.float8_e4m3fn).float() if quantisation.is_float else units.round()
-    return (stored * scale).reshape(rows.shape).to(weight.dtype)
+    numbers = units.to(torch.float8_e4m3fn).float() if quantisation.is_float else units.round()
+    return (numbers * scale).reshape(rows.shape).to(weight.dtype)

@@ -13,7 +13,6 @@ from mismatch_probe.audit.judging import (
     TOLERATED,
     ForetoldBy,
     TemperatureFit,
-    agreement,
     best_law,
     cannot_tell,
     equal_words,
@@ -22,6 +21,7 @@ from mismatch_probe.audit.judging import (
     law_fit,
     law_p_value,
     law_words,
+    measure_agreement,
     noise_of_change,
     noise_words,
     tokens_needed_for_law,
@@ -32,7 +32,7 @@ from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.judging import LoggedTokens
-from mismatch_probe.notation import write_many, write_number
+from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
 from mismatch_probe.stats.estimator import Estimator
@@ -40,7 +40,7 @@ from mismatch_probe.stats.sequences import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedSample:
     """The tokens, and how they are said to be sampled."""
 
     tokens: LoggedTokens
@@ -55,14 +55,14 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Look:
+class CheckpointView:
     """What the checkpoint in FP32 says."""
 
-    said: Foretold | None
+    claim: Foretold | None
     """None where no token is named."""
     laws: list[Distribution]
     """That as said, then others; of greedy tokens the one law that they may have been sampled from."""
-    drawn: Drawn | None
+    draws: Drawn | None
     """Under these laws; None of greedy tokens that show no sampling."""
     temperature: TemperatureFit
     fitted: Foretold | None = None
@@ -78,17 +78,17 @@ class Changed:
     kind: Literal["weights", "prompt"]
     what: str
     foretold: Foretold | None
-    drawn: Drawn | None
+    draws: Drawn | None
     """Under the law as said."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class AuditFindings:
     """Everything that an answer rests on."""
 
     settings: AuditSettings
-    served: Served
-    look: Look
+    sample: ServedSample
+    look: CheckpointView
     in_dtype: Foretold | None
     """The tokens that the checkpoint's own computation in the claimed dtype names."""
     differences: Floats | None
@@ -112,53 +112,53 @@ class AuditAnswer:
 _LEAST_ABOVE_CHANCE: Final = 0.2
 """Of the way from the share of equal tokens of independent draws to 1: below, the noise is not the server's."""
 _SHOWN_LAWS: Final[tuple[Callable[[Distribution], Distribution], ...]] = (
-    lambda said: replace(said, temperature=0.9),
-    lambda said: replace(said, temperature=1.1),
-    lambda said: replace(said, top_p=0.99),
-    lambda said: replace(said, top_p=0.95),
-    lambda said: replace(said, top_p=0.9),
-    lambda said: replace(said, top_k=50),
-    lambda said: replace(said, top_k=20),
-    lambda said: replace(said, min_p=0.05),
+    lambda claim: replace(claim, temperature=0.9),
+    lambda claim: replace(claim, temperature=1.1),
+    lambda claim: replace(claim, top_p=0.99),
+    lambda claim: replace(claim, top_p=0.95),
+    lambda claim: replace(claim, top_p=0.9),
+    lambda claim: replace(claim, top_k=50),
+    lambda claim: replace(claim, top_k=20),
+    lambda claim: replace(claim, min_p=0.05),
 )
 """Departures that a record always has, with the tokens that they take."""
 
 
-def judge(seen: Seen) -> AuditAnswer:
+def judge(findings: AuditFindings) -> AuditAnswer:
     """The answer; errors a sound server may be called another with are at most CHANCE for each thing that is tested."""
-    served, look = seen.served, seen.look
-    rounding = said = None
-    if look.said is not None and seen.differences is not None and not _is_unrelated(look):
-        rounding = Rounding.of(look.said.margins, seen.differences - look.said.differences)
-        said = foretold_by("as said", AS_SAID, look.said, rounding, served.clusters)
-    mode: AuditMode = "greedy" if served.law is None else "sampled" if said is None else "foretold"
-    agreed = None
-    if said is not None and rounding is not None and seen.in_dtype is not None:
-        agreed = agreement(said, seen.in_dtype, rounding, served.estimator, served.clusters)
+    sample, look = findings.sample, findings.look
+    rounding = claim = None
+    if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
+        rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
+        claim = foretold_by("as said", AS_SAID, look.claim, rounding, sample.clusters)
+    mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "foretold"
+    agreement = None
+    if claim is not None and rounding is not None and findings.in_dtype is not None:
+        agreement = measure_agreement(claim, findings.in_dtype, rounding, sample.estimator, sample.clusters)
     fit = None
-    if served.law is not None and look.drawn is not None:
-        fit = law_fit(look.drawn, look.temperature, seen.settings.sampling.seed)
-    candidates = [*_as_said(said, look), *_sampling(seen, rounding), *_changed(seen, rounding)]
-    num_tokens = len(served.tokens.rows)
+    if sample.law is not None and look.draws is not None:
+        fit = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
+    candidates = [*_as_said(claim, look), *_sampling(findings, rounding), *_changed(findings, rounding)]
+    num_tokens = len(sample.tokens.rows)
     left_open = cannot_tell(candidates, num_tokens)
-    verdict = _verdict(seen, mode, said, agreed, fit, candidates)
-    return AuditAnswer(mode, agreed, fit, candidates, left_open, verdict)
+    verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
+    return AuditAnswer(mode, agreement, fit, candidates, left_open, verdict)
 
 
-def _is_unrelated(look: Look) -> bool:
+def _is_unrelated(look: CheckpointView) -> bool:
     """Whether the tokens agree with those foretold no more than independent draws do: the noise is another."""
-    if look.said is None or look.drawn is None or look.fitted is not None or len(look.laws) < 2:
+    if look.claim is None or look.draws is None or look.fitted is not None or len(look.laws) < 2:
         return False
-    by_chance = float(np.exp(look.drawn.first).mean())
-    equal = float((~look.said.differs).mean())
+    by_chance = float(np.exp(look.draws.first).mean())
+    equal = float((~look.claim.differs).mean())
     return equal < by_chance + _LEAST_ABOVE_CHANCE * (1 - by_chance)
 
 
-def _as_said(said: ForetoldBy | None, look: Look) -> list[AuditCandidate]:
-    evidence = None if look.drawn is None or len(look.laws) < 2 else 0.0
-    if said is None:
+def _as_said(claim: ForetoldBy | None, look: CheckpointView) -> list[AuditCandidate]:
+    evidence = None if look.draws is None or len(look.laws) < 2 else 0.0
+    if claim is None:
         return [AuditCandidate(kind="as said", what=AS_SAID, log_evidence=evidence, fits=False)]
-    return [_candidate(said).model_copy(update={"log_evidence": evidence})]
+    return [_candidate(claim).model_copy(update={"log_evidence": evidence})]
 
 
 def _candidate(by: ForetoldBy) -> AuditCandidate:
@@ -173,65 +173,68 @@ def _candidate(by: ForetoldBy) -> AuditCandidate:
     )
 
 
-def _sampling(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
+def _sampling(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCandidate]:
     """The law that fits best, and the usual departures with the tokens that they take."""
-    look, said = seen.look, seen.served.law
-    if said is None:
-        if look.drawn is None:
+    look, claim = findings.look, findings.sample.law
+    if claim is None:
+        if look.draws is None:
             return []
         what = f"sampled at temperature {look.temperature.value:.2g}"
-        test = law_fit(look.drawn, look.temperature, seen.settings.sampling.seed)
+        test = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
         return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
-    assert look.drawn is not None
+    assert look.draws is not None
     num_laws = len(look.laws)
-    best, _ = best_law(look.laws, look.drawn)
-    shown = [each(said) for each in _SHOWN_LAWS]
+    best, _ = best_law(look.laws, look.draws)
+    shown_laws = [each(claim) for each in _SHOWN_LAWS]
     numbers = dict.fromkeys(
-        [*([best] if best else []), *(look.laws.index(law) for law in shown if law in look.laws[1:])]
+        [*([best] if best else []), *(look.laws.index(law) for law in shown_laws if law in look.laws[1:])]
     )
     candidates = []
     for number in numbers:
         law = look.laws[number]
-        log_evidence = float(look.drawn.log_probs[number].sum() - look.drawn.log_probs[0].sum())
+        log_evidence = float(look.draws.log_probs[number].sum() - look.draws.log_probs[0].sum())
         candidate = AuditCandidate(
             kind="sampling",
-            what=law_words(law, said),
+            what=law_words(law, claim),
             log_evidence=log_evidence,
             fits=number == best and look.fitted_p_value is not None and look.fitted_p_value >= CHANCE,
-            tokens_needed=tokens_needed_for_law(float(look.drawn.kl[number]), num_laws),
+            tokens_needed=tokens_needed_for_law(float(look.draws.kl[number]), num_laws),
         )
         if number == best and look.fitted is not None and rounding is not None:
-            by = foretold_by("sampling", candidate.what, look.fitted, rounding, seen.served.clusters)
+            by = foretold_by("sampling", candidate.what, look.fitted, rounding, findings.sample.clusters)
             numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
             candidate = candidate.model_copy(update=numbers_of)
         candidates.append(candidate)
     return candidates
 
 
-def _changed(seen: Seen, rounding: Rounding | None) -> list[AuditCandidate]:
-    look = seen.look
+def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCandidate]:
+    look = findings.look
     candidates = []
-    for changed in seen.changed:
+    for changed in findings.changed:
         candidate = AuditCandidate(kind=changed.kind, what=changed.what)
-        if rounding is not None and changed.foretold is not None and look.said is not None:
-            by = foretold_by(changed.kind, changed.what, changed.foretold, rounding, seen.served.clusters)
-            own = noise_of_change(rounding, look.said, changed.foretold)
+        if rounding is not None and changed.foretold is not None and look.claim is not None:
+            by = foretold_by(changed.kind, changed.what, changed.foretold, rounding, findings.sample.clusters)
+            own = noise_of_change(rounding, look.claim, changed.foretold)
             candidate = _candidate(by).model_copy(
-                update={"tokens_needed": tokens_needed_for_noise(rounding, look.said.margins, own)}
+                update={
+                    "moves_times": own,
+                    "tokens_needed": tokens_needed_for_noise(rounding, look.claim.margins, own),
+                }
             )
-        if changed.drawn is not None and look.drawn is not None:
-            num_tried = len(look.laws) + len(seen.changed)
-            seed = seen.settings.sampling.seed
-            candidate = _with_evidence(candidate, changed.drawn, look.drawn, num_tried, seed)
+        if changed.draws is not None and look.draws is not None:
+            num_tried = len(look.laws) + len(findings.changed)
+            seed = findings.settings.sampling.seed
+            candidate = _with_evidence(candidate, changed.draws, look.draws, num_tried, seed)
         candidates.append(candidate)
     return candidates
 
 
 def _with_evidence(
-    candidate: AuditCandidate, drawn: Drawn, as_said: Drawn, num_tried: int, seed: int
+    candidate: AuditCandidate, draws: Drawn, as_said: Drawn, num_tried: int, seed: int
 ) -> AuditCandidate:
     """By the tokens' probabilities; one that is foretold too is judged by its tokens."""
-    log_ratios = drawn.log_probs[0] - as_said.log_probs[0]
+    log_ratios = draws.log_probs[0] - as_said.log_probs[0]
     evidence = float(log_ratios.sum())
     if candidate.num_differing is not None:
         return candidate.model_copy(update={"log_evidence": evidence})
@@ -239,60 +242,73 @@ def _with_evidence(
     return candidate.model_copy(
         update={
             "log_evidence": evidence,
-            "fits": is_refuted(evidence, num_tried) and law_p_value(drawn, seed) >= CHANCE,
+            "fits": is_refuted(evidence, num_tried) and law_p_value(draws, seed) >= CHANCE,
             "tokens_needed": tokens_needed_for_law(kl, num_tried),
         }
     )
 
 
 def _verdict(
-    seen: Seen,
+    findings: AuditFindings,
     mode: AuditMode,
-    said: ForetoldBy | None,
-    agreed: Agreement | None,
+    claim: ForetoldBy | None,
+    agreement: Agreement | None,
     fit: LawFit | None,
     candidates: Sequence[AuditCandidate],
 ) -> AuditVerdict:
-    evidence = _evidence(seen, agreed, fit, candidates)
-    named = _named(seen, said, candidates)
-    if named is not None:
+    evidence = _evidence(findings, agreement, fit, candidates)
+    cause = _cause_of(findings, claim, candidates)
+    if cause is not None:
         return AuditVerdict(
             kind="bug",
-            named=named.what,
-            sentence=f"Not as said: the tokens fit {named.what}, and not what the server is said to do.",
+            cause=cause.what,
+            sentence=f"Not as said: the tokens fit {cause.what}, and not what the server is said to do.",
             evidence=evidence,
-            advice=[_ADVICE[named.kind]],
+            advice=[_ADVICE[cause.kind]],
         )
     departs = (
-        (said is not None and not said.fits)
+        (claim is not None and not claim.fits)
         or (fit is not None and fit.p_value < CHANCE)
-        or seen.look.fitted_p_value is not None
+        or findings.look.fitted_p_value is not None
     )
     if departs:
-        kind: AuditKind = "undecided" if seen.responses.is_text else "bug"
+        kind: AuditKind = "undecided" if findings.responses.is_text else "bug"
         why = "other weights, another prompt, or arithmetic of fewer bits"
         sentence = (
             f"Not as said, as far as text shows: {why}; or tokenising the text again made other tokens of it."
-            if seen.responses.is_text
+            if findings.responses.is_text
             else f"Not as said: {why}; nothing that was tried fits, so that these tokens do not tell which."
         )
-        return AuditVerdict(kind=kind, named=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
+        evidence += _of_like_size(agreement, candidates)
+        return AuditVerdict(kind=kind, cause=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
     others = candidates[1:]
-    num_tokens = len(seen.served.tokens.rows)
+    num_tokens = len(findings.sample.tokens.rows)
     open_ones = [each for each in others if each.tokens_needed is None or each.tokens_needed > num_tokens]
-    how = _how(seen.settings, mode)
+    how = _how(findings.settings, mode)
     if others and len(open_ones) == len(others):
         return AuditVerdict(
             kind="undecided",
-            named=None,
+            cause=None,
             sentence=f"Nothing departs from {how}, and {write_many(num_tokens, 'token')} are too few to see anything "
             "that was tried.",
             evidence=evidence,
             advice=["Ask for more: --num-prompts, --max-new-tokens, --samples-per-prompt."],
         )
     return AuditVerdict(
-        kind="clean", named=None, sentence=f"As said: the tokens are those of {how}.", evidence=evidence, advice=[]
+        kind="clean", cause=None, sentence=f"As said: the tokens are those of {how}.", evidence=evidence, advice=[]
     )
+
+
+def _of_like_size(agreement: Agreement | None, candidates: Sequence[AuditCandidate]) -> list[str]:
+    """What the formats that do not fit would do to the scores, to hold the server's noise against."""
+    sizes = [
+        f"{each.what} {write_number(each.moves_times)} times"
+        for each in candidates
+        if each.kind == "weights" and each.moves_times is not None
+    ]
+    if agreement is None or not sizes:
+        return []
+    return [f"for the size of it: here, rounding moves scores as {join_names(sizes)} the dtype's rounding"]
 
 
 _ADVICE: Final = {
@@ -307,19 +323,22 @@ _UNKNOWN: Final = (
 )
 
 
-def _named(seen: Seen, said: ForetoldBy | None, candidates: Sequence[AuditCandidate]) -> AuditCandidate | None:
+def _cause_of(
+    findings: AuditFindings, claim: ForetoldBy | None, candidates: Sequence[AuditCandidate]
+) -> AuditCandidate | None:
     """What fits in place of what is said; of several the likeliest."""
-    if seen.responses.other_prompts:
-        ours, its = seen.responses.other_prompts[0]
+    if findings.responses.other_prompts:
+        ours, its = findings.responses.other_prompts[0]
         what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
         return AuditCandidate(kind="prompt", what=what)
     fitting = [candidate for candidate in candidates[1:] if candidate.fits]
-    if seen.served.law is not None:
-        drawn = [each for each in fitting if each.log_evidence is not None and each.log_evidence > 0]
-        by_evidence = max(drawn, key=lambda each: each.log_evidence or 0.0, default=None)
-        if by_evidence is not None and (by_evidence.kind == "sampling" or said is None):
-            return by_evidence
-    if said is None or said.fits:
+    if findings.sample.law is not None:
+        by_evidence = [each for each in fitting if (each.log_evidence or 0.0) > 0]
+        if claim is not None:
+            by_evidence = [each for each in by_evidence if each.kind == "sampling"]
+        if by_evidence:
+            return max(by_evidence, key=lambda each: each.log_evidence or 0.0)
+    if claim is None or claim.fits:
         return None
     foretold = [each for each in fitting if each.num_differing is not None]
     if foretold:
@@ -328,24 +347,24 @@ def _named(seen: Seen, said: ForetoldBy | None, candidates: Sequence[AuditCandid
 
 
 def _evidence(
-    seen: Seen, agreed: Agreement | None, fit: LawFit | None, candidates: Sequence[AuditCandidate]
+    findings: AuditFindings, agreement: Agreement | None, fit: LawFit | None, candidates: Sequence[AuditCandidate]
 ) -> list[str]:
     lines = []
-    dtype = seen.settings.dtype.upper()
-    if agreed is not None:
-        lines.append(equal_words(agreed))
-        noise = noise_words(agreed.noise_times, agreed.noise_low, agreed.noise_high)
+    dtype = findings.settings.dtype.upper()
+    if agreement is not None:
+        lines.append(equal_words(agreement))
+        noise = noise_words(agreement.noise_times, agreement.noise_low, agreement.noise_high)
         lines.append(
-            f"{agreed.num_differing} tokens differ where rounding to {dtype} alone makes "
-            f"{write_number(agreed.expected_differing)} expected: the scores seem to be moved {noise} as far as "
+            f"{agreement.num_differing} tokens differ where rounding to {dtype} alone makes "
+            f"{write_number(agreement.expected_differing)} expected: the scores seem to be moved {noise} as far as "
             f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
         )
-        if agreed.gaps:
+        if agreement.gaps:
             lines.append(
-                f"the largest gap is {write_number(agreed.gaps[0])} nats; {agreed.near_ties} of {agreed.num_differing} "
-                f"are near ties (within four times the rounding, {write_number(agreed.rounding_nats)} nats)"
+                f"the largest gap is {write_number(agreement.gaps[0])} nats; {agreement.near_ties} of "
+                f"{agreement.num_differing} are near ties (within four times the rounding, {write_number(agreement.rounding_nats)} nats)"
             )
-    elif seen.served.seeds is not None:
+    elif findings.sample.seeds is not None:
         lines.append(
             "the seeds' noise is not what --noise says: the tokens agree with those foretold no more often than "
             "independent draws do"

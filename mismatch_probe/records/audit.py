@@ -90,6 +90,8 @@ class AuditCandidate(Record):
     noise_times: float | None = None
     noise_low: float | None = None
     noise_high: float | None = None
+    moves_times: float | None = None
+    """By how many times the dtype's rounding it moves the scores of the checkpoint itself."""
     log_evidence: float | None = None
     """The log of its likelihood over that as said, in nats; None where no probabilities were computed."""
     fits: bool = False
@@ -98,10 +100,10 @@ class AuditCandidate(Record):
 
 
 class AuditVerdict(Record):
-    """What the tokens say; `named` is the candidate that they fit."""
+    """What the tokens say; `cause` is the candidate that they fit."""
 
     kind: AuditKind
-    named: str | None
+    cause: str | None
     sentence: str
     evidence: list[str]
     advice: list[str]

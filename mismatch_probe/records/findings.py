@@ -229,8 +229,8 @@ class Findings:
 
     @property
     def exist(self) -> bool:
-        named = (self.folder / name for name in (HEADROOM_FILE, AUDIT_FILE))
-        return any(path.exists() for path in named) or bool(self._localizations())
+        paths = (self.folder / name for name in (HEADROOM_FILE, AUDIT_FILE))
+        return any(path.exists() for path in paths) or bool(self._localizations())
 
     def headroom(self) -> Headroom | None:
         """The document; None where none is filed."""

@@ -108,15 +108,20 @@ def _overdispersion(log_likelihood: Callable[[float], Floats], best: int, cluste
     return max(1.0, float((scores**2).sum()) / information) if information > 0 else 1.0
 
 
-def tokens_to_see_noise(rounding: Rounding, margins: Floats, times: float, tolerated: float, chance: float) -> float:
+def tokens_to_see_noise(rounding: Rounding, margins: Floats, times: float, allowance: float, chance: float) -> float:
     """How many tokens tell noise of so many times the rounding from what is tolerated, at that chance of error.
 
     By the mean of the log-likelihood ratio a token [Wald 1947, Sequential Analysis, section 3.4].
     """
-    if times <= tolerated:
+    if times <= allowance:
         return math.inf
-    seen, allowed = rounding.chance(margins, times), rounding.chance(margins, tolerated)
-    information = float((special.rel_entr(seen, allowed) + special.rel_entr(1 - seen, 1 - allowed)).mean())
+    chance_of_noise, chance_allowed = rounding.chance(margins, times), rounding.chance(margins, allowance)
+    information = float(
+        (
+            special.rel_entr(chance_of_noise, chance_allowed)
+            + special.rel_entr(1 - chance_of_noise, 1 - chance_allowed)
+        ).mean()
+    )
     return math.log(1 / chance) / information if information > 0 else math.inf
 
 

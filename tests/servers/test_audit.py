@@ -81,7 +81,7 @@ def test_tokens_of_weights_in_four_bits_are_named(vllm: RealServer, tmp_path: Pa
         vllm.load(demo_checkpoint())
     assert document.agreement is not None
     assert document.agreement.noise_low > 2
-    assert document.verdict.named == "weights in int4 (a scale a row)"
+    assert document.verdict.cause == "weights in int4 (a scale a row)"
 
 
 @slow
@@ -93,7 +93,7 @@ def test_other_weights_are_seen_where_none_that_was_tried_fits(
         document = audited(vllm.url, tmp_path / "run", code=ExitCode.GATE_FAILED)
     finally:
         vllm.load(demo_checkpoint())
-    assert document.verdict.named is None
+    assert document.verdict.cause is None
     assert "other weights" in document.verdict.sentence
 
 
@@ -121,8 +121,8 @@ def test_a_provider_that_samples_otherwise_is_named(
     with asking_with(vllm, **other) as proxy:
         words = ("--temperature", "1", "--samples-per-prompt", "2")
         document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED)
-    assert document.verdict.named is not None
-    assert name in document.verdict.named
+    assert document.verdict.cause is not None
+    assert name in document.verdict.cause
 
 
 @slow

@@ -26,7 +26,7 @@ def audit_answer(audit: Audit) -> Answer:
         table=_candidates(audit),
         footnote="Fits: the tokens are as that says, up to the rounding of the dtype. Evidence: the log of the "
         "likelihood over that as said, nats.",
-        sections=_sections(audit),
+        sections=_audit_sections(audit),
         screen=_screen(audit),
     )
 
@@ -87,7 +87,7 @@ def _noise(candidate: AuditCandidate) -> Cell:
     return WrittenNumber(write_number(candidate.noise_times), f"[{low}, {high}]")
 
 
-def _sections(audit: Audit) -> list[Section]:
+def _audit_sections(audit: Audit) -> list[Section]:
     blocks: list[Block] = [Note("Seen:", audit.verdict.evidence)]
     agreement = audit.agreement
     if agreement is not None:
