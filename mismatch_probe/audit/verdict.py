@@ -179,7 +179,7 @@ def _sampling(findings: AuditFindings, rounding: Rounding | None) -> list[AuditC
     if claim is None:
         if look.draws is None:
             return []
-        what = f"sampled at temperature {look.temperature.value:.2g}"
+        what = f"sampling at temperature {look.temperature.value:.2g}"
         test = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
         return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
     assert look.draws is not None
@@ -376,13 +376,10 @@ def _evidence(
         )
         if fit.num_outside:
             lines.append(f"{write_many(fit.num_outside, 'token')} are ones that top-p and top-k as said do not keep")
-    best = max(
-        (each for each in candidates[1:] if each.log_evidence is not None),
-        key=lambda each: each.log_evidence or 0.0,
-        default=None,
-    )
-    if best is not None and best.fits:
-        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as what is said")
+    fitting = [each for each in candidates[1:] if each.fits and each.log_evidence is not None]
+    best = max(fitting, key=lambda each: each.log_evidence or 0.0, default=None)
+    if best is not None:
+        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as what the server is said to do")
     return lines
 
 
