@@ -362,7 +362,8 @@ def _evidence(
         if agreement.gaps:
             lines.append(
                 f"the largest gap is {write_number(agreement.gaps[0])} nats; {agreement.near_ties} of "
-                f"{agreement.num_differing} are near ties (within four times the rounding, {write_number(agreement.rounding_nats)} nats)"
+                f"{agreement.num_differing} are near ties (within four times the rounding, "
+                f"{write_number(agreement.rounding_nats)} nats)"
             )
     elif findings.sample.seeds is not None:
         lines.append(
