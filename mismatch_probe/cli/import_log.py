@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import gives_settings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
@@ -74,12 +73,12 @@ def import_log(
         raise UsageError("--step and --scored say what is computed with a checkpoint; give --model the log's")
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.importing.run import JOINED_FOLDER, LogSettings, import_log, noise_of_sampler
+    from mismatch_probe.importing.run import LogSettings, import_log, noise_of_sampler
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.logs.metric_files import metrics_of
     from mismatch_probe.notation import write_count, write_many
-    from mismatch_probe.records.files import RunKind, kind_of
+    from mismatch_probe.records.files import JOINED_FOLDER, RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.report.screen import print_command, print_line
 
@@ -129,7 +128,7 @@ def import_log(
     )
     for note in origin.notes:
         print_line(console, f"{note.level}: {note.sentence}")
-    if origin.turns is not None and origin.turns.num_joined:
+    if origin.turns is not None and origin.turns.num_joined and not run.summary_path.exists():
         turns = write_many(origin.turns.num_joined, "turn")
         print_line(
             console,
@@ -230,6 +229,7 @@ def _with_checkpoint(
     Raises:
         MismatchProbeError: it cannot be computed; what was imported is kept.
     """
+    from mismatch_probe.children.servers import warm_up
     from mismatch_probe.cli.explain import explain_import, show_explanation
     from mismatch_probe.cli.output import narration, rescore_with_progress, results, show_run
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
@@ -379,6 +379,8 @@ def score(
 
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
+    from mismatch_probe.children.servers import warm_up
+
     warm_up("training", *(() if no_engine else ("engine",)))
     from mismatch_probe.cli.output import narration, rescore_with_progress, show_run, with_dtypes
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring

@@ -92,7 +92,8 @@ STEP_UP: Final = 2.0
 @dataclass
 class Rate:
     """What was lowered without a rollback stays lowered: the rate itself was at fault. A rate that had to be lowered
-    again after it was raised was too high, and is not raised as far any more.
+    again after it was raised was too high, and is not raised as far any more; nor is one at which an update moved the
+    policy too far before the rollback.
     """
 
     factor: float = 1.0
@@ -104,7 +105,10 @@ class Rate:
     was_raised: bool = False
     """Whether it was raised since it was lowered last."""
 
-    def lower(self, by: float, *, rolls_back: bool) -> None:
+    def lower(self, by: float, *, rolls_back: bool, bearable: float = 1.0) -> None:
+        """bearable: the share of the rate so far that no update showed to be too high, as `bearable_rate` gives it."""
+        if bearable < 1:
+            self.ceiling = min(self.ceiling, self.factor * bearable)
         if self.was_raised:
             self.ceiling = min(self.ceiling, self.factor / STEP_UP)
         self.factor *= by
@@ -146,8 +150,19 @@ _ORDINARY_NATS: Final = 0.005
 """Of an update: a tenth of what is too large."""
 _SMALL_SHIFT_NATS: Final = 1e-3
 _SHIFT_GROWN: Final = 10.0
+_TOO_LARGE_NATS: Final = 0.05
+"""Of an update: PPO codes aim at 0.01 to 0.05."""
 _ENTROPY_GROWN: Final = 2.0
 _MISMATCH_GROWN: Final = 10.0
+
+
+def bearable_rate(window: Window, since: int) -> float:
+    """The share of the learning rate at which the first update after step `since` that moved the policy too far would
+    have been an ordinary one; 1 where none did. The KL of an update grows with the square of its rate.
+    """
+    shifts = (values.get(_SHIFT, 0.0) for step, values in sorted(window.history.items()) if step > since)
+    shift = next((shift for shift in shifts if shift > _TOO_LARGE_NATS), None)
+    return 1.0 if shift is None else math.sqrt(_ORDINARY_NATS / shift)
 
 
 def restrain_event(event: GuardEvent, window: Window) -> GuardEvent:
@@ -194,7 +209,8 @@ def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
 
 def policy_is_calm(window: Window, start: int) -> bool:
     """Whether all that is known of the policy stayed where it was from step `start` on: how far an update moves it, its
-    entropy, and the mismatch; False where neither the first nor the second is known.
+    entropy, and the mismatch; False where neither the first nor the second is known. A policy is not calm where an
+    update is too large, however large the others are.
     """
     steps_before, steps_after = (
         [values for step, values in sorted(window.history.items()) if (step < start) is is_earlier]
@@ -206,8 +222,10 @@ def policy_is_calm(window: Window, start: int) -> bool:
     )
     if not all(shifts) and not all(entropies):
         return False
-    if all(shifts) and max(shifts[1]) > max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0])):
-        return False
+    if all(shifts):
+        usual = max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0]))
+        if max(shifts[1]) > min(usual, _TOO_LARGE_NATS):
+            return False
     if all(entropies):
         level_before, level = (statistics.median(values) for values in entropies)
         if not level_before / _ENTROPY_GROWN <= level <= level_before * _ENTROPY_GROWN:

@@ -46,7 +46,7 @@ from mismatch_probe.logs.metric_names import OWN_NAMES, metric_names, quantity_w
 from mismatch_probe.logs.turns import TurnChecks
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key
-from mismatch_probe.records.files import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.records.files import JOINED_FOLDER, TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.lines import CurveReading
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, ModelIdentity, StageRecord
@@ -194,8 +194,6 @@ def _logged_stage(source: str, side: Side, origin: LogOrigin) -> StageRecord:
 
 
 LOG_FOLDER: Final = "log"
-JOINED_FOLDER: Final = "joined"
-"""The turns behind a break as a trainer has them that joins the turns."""
 IDS: Final = TokenTexts(None)
 """Tokens as their ids."""
 _UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"
