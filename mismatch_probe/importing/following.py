@@ -382,8 +382,8 @@ class MetricFollower(Following):
             return log.cut_off
         if not later and not has_settled:
             return _still_written(log.files[-1], self.settled_seconds)
-        known = self._read_steps[max(self._read_steps)] if self._read_steps else {}
-        lacking = sorted(known.keys() - by_step[first].keys())
+        last_values = self._read_steps[max(self._read_steps)] if self._read_steps else {}
+        lacking = sorted(last_values.keys() - by_step[first].keys())
         return f"it has no {lacking[0]} yet, which the step before has" if lacking else None
 
 

@@ -53,17 +53,17 @@ def names_to_follow(guards: Iterable[GuardSettings]) -> frozenset[str]:
 
 def _guard_names(names: Iterable[str]) -> dict[str, str]:
     """What guards know each name as, by the trainer's; one that stands as guards know it comes first."""
-    known = metric_names()
-    found = {}
+    table = metric_names()
+    own_names = {}
     for name in names:
-        if name in known:
-            metric = known[name].metric
+        if name in table:
+            metric = table[name].metric
             own = _ELSEWHERE.get(metric, f"mismatch/{metric}" if metric in METRICS else None)
         else:
             own = loop_names().get(name, name)
         if own is not None:
-            found[name] = own
-    return dict(sorted(found.items(), key=lambda item: item[0] == item[1]))
+            own_names[name] = own
+    return dict(sorted(own_names.items(), key=lambda item: item[0] == item[1]))
 
 
 def guard_metrics(values: Mapping[str, float]) -> Metrics:
@@ -79,8 +79,8 @@ def guard_metrics(values: Mapping[str, float]) -> Metrics:
 
 def _least_k3(values: Mapping[str, float]) -> float | None:
     """A lower bound of KL (k3) by the sizes of d that were logged; None where none was."""
-    known = metric_names()
-    of = {known[name].metric: value for name, value in values.items() if name in known}
+    table = metric_names()
+    of = {table[name].metric: value for name, value in values.items() if name in table}
     means = [of[name] for name in ("abs_logprob_diff", "abs_logprob_diff_seq", "prob_abs_diff") if name in of]
     bounds = [_h(mean) for mean in means]
     if of.keys() >= {"abs_logprob_diff", "abs_logprob_diff_std", "abs_logprob_diff_max"}:
@@ -137,10 +137,10 @@ class MetricWatch(StepWatch):
 
     def _new_contradictions(self) -> Iterator[Contradiction]:
         """The laws that the newest steps break, each once."""
-        for found in contradictions_of(list(_named_curves(self._log, _WINDOW))):
-            if found.law not in self._laws_named and (found.is_exact or found.num_steps >= _FEWEST_OF_LUCK):
-                self._laws_named.add(found.law)
-                yield found
+        for each in contradictions_of(list(_named_curves(self._log, _WINDOW))):
+            if each.law not in self._laws_named and (each.is_exact or each.num_steps >= _FEWEST_OF_LUCK):
+                self._laws_named.add(each.law)
+                yield each
 
     def warning(self) -> str | None:
         """How the mismatch rises over the steps; None where it does not."""
