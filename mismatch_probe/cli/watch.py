@@ -83,7 +83,7 @@ def watch(
         course.follower = _follower(source, format, idle, every, console, settings)
         if course.follower is not None:
             print_line(console, f"Following {source}: {course.follower.title}")
-            course.watch, judged_steps = _judged(course.follower, settings, source, idle, every, console)
+            course.watch, judged_steps = _judged_steps(course.follower, settings, source, idle, every, console)
             course.follow(judged_steps, screen)
             _require_to_the_end(course)
         course.has_ended = True
@@ -173,7 +173,7 @@ def _follower(
             time.sleep(every)
 
 
-def _judged(
+def _judged_steps(
     follower: Follower | MetricFollower,
     guards: tuple[GuardSettings, ...],
     source: Path,

@@ -227,8 +227,8 @@ def _say(judged_step: JudgedStep, console: Console) -> None:
         print_line(console, f"  {event.guard}: {event.sentence}; asks for {actions}", style)
 
 
-def _metric_texts(judged_step: JudgedStep, shown: Mapping[str, str]) -> Iterator[str]:
-    for name, words in shown.items():
+def _metric_texts(judged_step: JudgedStep, words_of: Mapping[str, str]) -> Iterator[str]:
+    for name, words in words_of.items():
         if name in judged_step.metrics:
             least = "at least " if name in judged_step.bounds else ""
             yield f"{words} {least}{_write_value(judged_step.metrics[name])}"

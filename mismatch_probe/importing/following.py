@@ -297,7 +297,7 @@ class MetricFollower(Following):
     kind: str = ""
     """What the files are, in words."""
     _read_steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    _gone: frozenset[int] = frozenset()
+    _absent_steps: frozenset[int] = frozenset()
     """The steps that were read and are no longer there."""
     _state: tuple[_FileState, bool] | None = None
     _resting_until: float = 0.0
@@ -359,14 +359,14 @@ class MetricFollower(Following):
 
     def _compare(self, by_step: dict[int, dict[str, float]]) -> None:
         """Note the steps that were read and are no longer there, or have other numbers."""
-        gone = frozenset(self._read_steps.keys() - by_step.keys())
-        if new := sorted(gone - self._gone):
+        absent_steps = frozenset(self._read_steps.keys() - by_step.keys())
+        if new := sorted(absent_steps - self._absent_steps):
             steps = f"{new[0]}" if len(new) == 1 else f"{new[0]} to {new[-1]}"
             self.news.append(
                 f"{self.path} was replaced or cut short: it no longer has {write_many(len(new), 'step')} of those that "
                 f"were judged ({steps})"
             )
-        self._gone = gone
+        self._absent_steps = absent_steps
         for step, values in self._read_steps.items():
             if step not in self.rewritten and str(by_step.get(step, values)) != str(values):
                 self.rewritten[step] = 0
@@ -375,12 +375,12 @@ class MetricFollower(Following):
         self, by_step: dict[int, dict[str, float]], steps: list[int], log: MetricLog, *, has_settled: bool
     ) -> str | None:
         """Why more of the first of these steps may still be written; None where it is complete."""
-        first, *later = steps
-        if len(later) > 1:
+        first, *later_steps = steps
+        if len(later_steps) > 1:
             return None
-        if not later and log.cut_off is not None:
+        if not later_steps and log.cut_off is not None:
             return log.cut_off
-        if not later and not has_settled:
+        if not later_steps and not has_settled:
             return _still_written(log.files[-1], self.settled_seconds)
         last_values = self._read_steps[max(self._read_steps)] if self._read_steps else {}
         lacking = sorted(last_values.keys() - by_step[first].keys())

@@ -125,8 +125,8 @@ class MetricWatch(StepWatch):
         self._counts.update(metrics.keys())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `off` is shown instead
-            elsewhere = guard_metrics(dict.fromkeys(step.names, 0.0)).keys() - metrics.keys()
-            decision = self._guards.judge(step.number, metrics, canary=False, withheld=elsewhere)
+            other_names = guard_metrics(dict.fromkeys(step.names, 0.0)).keys() - metrics.keys()
+            decision = self._guards.judge(step.number, metrics, canary=False, withheld=other_names)
         if len(self.guards_off) == self.num_guards:
             raise UsageError(
                 f"the log gives {', '.join(sorted(metrics))}, and no guard reads any of it; give --guards a file "

@@ -118,11 +118,11 @@ def test_a_file_that_grows_by_odd_pieces_gives_each_step_once_with_its_whole_num
     for start in range(0, len(content), 997):
         growing.append(content[start : start + 997])
     growing.settle()
-    whole = read_metric_log(DATA / name, names=NAMES)
-    steps = sorted(set().union(*whole.series.values()))
+    log = read_metric_log(DATA / name, names=NAMES)
+    steps = sorted(set().union(*log.series.values()))
     assert [step.number for step in growing.steps] == steps
     assert {step.number: step.values for step in growing.steps} == {
-        step: {metric: values[step] for metric, values in whole.series.items() if step in values} for step in steps
+        step: {metric: values[step] for metric, values in log.series.items() if step in values} for step in steps
     }
 
 
@@ -400,8 +400,8 @@ def test_a_number_that_contradicts_another_is_said_once(
     answer = probe("watch", path, "--idle", 0, "--json")
     record = WatchRecord.model_validate_json(answer.stdout)
     is_broken = values is CONTRADICTIONS
-    said = [words for words in answer.stderr.splitlines() if words.startswith("  contradiction: ")]
-    assert len(said) == is_broken
+    lines = [words for words in answer.stderr.splitlines() if words.startswith("  contradiction: ")]
+    assert len(lines) == is_broken
     assert [contradiction.law for contradiction in record.contradictions] == [law] * is_broken
     is_exact = law == "ess_above_weights"
     assert answer.returncode == (ExitCode.ENVIRONMENT if is_broken and is_exact else ExitCode.PASS)
