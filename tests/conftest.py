@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
+os.environ.pop("OMP_NUM_THREADS", None)
+"""A run goes on with as many threads as it was begun with: what the shell says of them would be refused."""
 keep_to_own_cores()
 prepare_process()
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -17,6 +17,7 @@ from mismatch_probe.compare.run import Recorder
 from mismatch_probe.records.legs import Legs
 from mismatch_probe.records.run_directory import Parts, RunDirectory
 from mismatch_probe.records.training_run import TrainingDirectory
+from tests.processes import is_running
 
 PATIENCE_SECONDS: Final = 300.0
 """Long, since it ends a test that fails: a machine of continuous integration can be several times slower."""
@@ -32,14 +33,25 @@ class _Process(Protocol):
 
 
 def wait_until(
-    has_happened: Callable[[], object], event: str, process: _Process | None = None, seconds: float = PATIENCE_SECONDS
+    has_happened: Callable[[], object],
+    event: str,
+    process: _Process | int | None = None,
+    seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """An assertion fails where the process ends before the event, or where it takes longer than `seconds`."""
+    """An assertion fails where the process, or that of this id, ends before the event, or where it takes longer than
+    `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while not has_happened():
-        assert process is None or process.poll() is None, f"the process ended before {event}"
+        assert not _has_ended(process), f"the process ended before {event}"
         assert time.monotonic() < deadline, f"{event} did not happen within {seconds:g} s"
         time.sleep(_POLL_SECONDS)
+
+
+def _has_ended(process: _Process | int | None) -> bool:
+    if isinstance(process, int):
+        return not is_running(process)
+    return process is not None and process.poll() is not None
 
 
 def is_begun(run: Path, stage: str) -> bool:

@@ -1,6 +1,8 @@
-"""How long an ablation takes and whether a cell fits into memory: by the forecast of a comparison of one step."""
+"""How long an ablation takes, whether a cell fits into memory, and where cells run side by side."""
 
+import os
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +16,16 @@ from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.config.ablate import Ablation, GridCell
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import SanitySettings
+from mismatch_probe.errors import UsageError
+from mismatch_probe.notation import write_many, write_size
+from mismatch_probe.provenance.environment import gpus
 from mismatch_probe.records.ablation import AblationDirectory
 
 _LEARN_PASSES: Final = 3
 """Forward passes that learning counts as: itself, and a backward pass of twice its work."""
 _TRAINED_BYTES: Final = 16
 """Of a trained weight in FP32: itself, its gradient, and both moments of AdamW."""
+_VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 _SAME_MACHINE: Final = 1.5
 """A cell takes between this much less and more than one of its variant that was run here."""
 
@@ -78,6 +84,48 @@ def forecast_ablation(
         variants=variants,
         total=sum(times, start=NO_TIME) if is_known else None,
     )
+
+
+def places_for(ablation: Ablation, at_once: int, forecast: AblationForecast) -> list[dict[str, str]]:
+    """The environment variables of each of the cells that run at once: with GPUs, each cell has its own.
+
+    Raises:
+        UsageError: they do not fit into memory together, or there are fewer GPUs.
+    """
+    visible = _visible_gpus()
+    if visible:
+        each = max(_num_gpus(cell) for cell in ablation.cells)
+        if at_once * each > len(visible):
+            raise UsageError(
+                f"--at-once {at_once}: each of the cells needs {write_many(each, 'GPU')} of its own, and "
+                f"{len(visible)} can be used; give --at-once {max(1, len(visible) // each)}"
+            )
+        shares = [visible[place * each : (place + 1) * each] for place in range(at_once)]
+        return [{_VISIBLE_GPUS: ",".join(share)} for share in shares]
+    memories = [variant.memory for variant in forecast.variants if variant.cells and variant.memory is not None]
+    if memories:
+        largest = max(memories, key=lambda memory: memory.peak_bytes)
+        if at_once * largest.peak_bytes > largest.available_bytes:
+            raise UsageError(
+                f"--at-once {at_once}: {at_once} cells need about {write_size(at_once * largest.peak_bytes)} of "
+                f"{write_size(largest.available_bytes)}; give --at-once "
+                f"{max(1, largest.available_bytes // largest.peak_bytes)}, or lower --max-new-tokens"
+            )
+    return [{} for _ in range(at_once)]
+
+
+def _visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES lists, or the numbers of all that there are."""
+    choice = os.environ.get(_VISIBLE_GPUS)
+    if choice is not None:
+        return [name for name in choice.split(",") if name.strip()]
+    return [str(number) for number in range(len(gpus()))]
+
+
+def _num_gpus(cell: GridCell) -> int:
+    """Of the engine, which the policy shares."""
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    return prod(int(cell.settings.engine.args.get(name) or 1) for name in names)
 
 
 def _measured_seconds(earlier: AblationDirectory, cells: Sequence[GridCell]) -> list[float]:

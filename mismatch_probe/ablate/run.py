@@ -1,8 +1,8 @@
-"""An ablation from its directory: started, resumed, its cells run one after the other, each in a process of its own."""
+"""An ablation from its directory: started, resumed, its cells run, each in a process of its own."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -159,48 +159,69 @@ def cell_state(directory: AblationDirectory, cell: GridCell) -> CellState:
 
 
 def execute_ablation(
-    directory: AblationDirectory, ablation: Ablation, progress: CellCallback, after_cell: Callable[[], object]
+    directory: AblationDirectory,
+    ablation: Ablation,
+    progress: CellCallback,
+    after_cell: Callable[[], object],
+    places: Sequence[Mapping[str, str]] = ({},),
 ) -> list[CellEnd]:
     """Run every cell that is not done, and say how those ended; after_cell is called once a cell's files are there.
 
     A cell that breaks is recorded with its reason, and the next one runs. A resume runs it again.
 
+    places: as many cells run at once, each with the environment variables of the place that it takes.
+
     Raises:
         StorageError: the disk refused a file of the ablation itself.
         KeyboardInterrupt: passed on; what the cells have done stays.
     """
-    ends = []
+    ends: list[CellEnd] = []
     with directory.lock():
-        for number, cell in enumerate(ablation.cells, 1):
-            if cell_state(directory, cell) in DONE:
-                continue
+        to_run = [
+            (number, cell) for number, cell in enumerate(ablation.cells, 1) if cell_state(directory, cell) not in DONE
+        ]
+        _record_at_once(directory, min(len(places), len(to_run)))
+        began: dict[int, float] = {}
+
+        def start_cell(index: int, place: int) -> start.Job:
+            number, cell = to_run[index]
             progress(CellStart(number, cell))
-            end = _run_cell(directory, number, cell, progress)
+            began[index] = time.monotonic()
+            return _cell_job(directory, cell, places[place])
+
+        def hear(index: int, message: Mapping[str, Any]) -> None:
+            progress(CellStep(*to_run[index], **message))
+
+        def end_cell(index: int, reason: str | None, failure: MismatchProbeError | None) -> None:
+            state: CellState = "broken" if failure is not None else "finished" if reason is None else "stopped"
+            words = reason if failure is None else str(failure)
+            end = CellEnd(*to_run[index], state, words, time.monotonic() - began[index])
             _record(directory, end)
             ends.append(end)
             progress(end)
             after_cell()
+
+        start.run_each(start_cell, len(to_run), len(places), hear, end_cell)
     return ends
 
 
-def _run_cell(directory: AblationDirectory, number: int, cell: GridCell, progress: CellCallback) -> CellEnd:
-    def hear(message: Mapping[str, Any]) -> None:
-        progress(CellStep(number, cell, **message))
-
-    job = start.Job(
+def _cell_job(directory: AblationDirectory, cell: GridCell, environment: Mapping[str, str]) -> start.Job:
+    return start.Job(
         name=f"cell {cell.name}",
         function=train_cell,
         arguments=(str(directory.path.absolute()), cell.name),
         preload=engine_provider(cell.settings.sampler.name).preload,
-        when_killed="lower --max-new-tokens, --samples-per-prompt or the engine's cache, then continue with --resume",
+        when_killed="lower --max-new-tokens, --samples-per-prompt, --at-once or the engine's cache, then continue with "
+        "--resume",
         log=directory.log_path(cell.name),
+        environment=environment,
     )
-    began = time.monotonic()
-    try:
-        reason = start.run(job, hear)
-    except MismatchProbeError as error:
-        return CellEnd(number, cell, "broken", str(error), time.monotonic() - began)
-    return CellEnd(number, cell, "finished" if reason is None else "stopped", reason, time.monotonic() - began)
+
+
+def _record_at_once(directory: AblationDirectory, at_once: int) -> None:
+    manifest = directory.read_ablation_manifest()
+    if at_once > manifest.most_at_once:
+        directory.write_ablation_manifest(manifest.model_copy(update={"most_at_once": at_once}))
 
 
 def _record(directory: AblationDirectory, end: CellEnd) -> None:

@@ -89,6 +89,7 @@ def summarise_ablation(directory: AblationDirectory) -> AblationResult:
         command=manifest.command,
         is_sanity=ablation.sanity is not None,
         level=LEVEL,
+        most_at_once=manifest.most_at_once,
         cells=cells,
         variants=[_variant(label, group) for label, group in groups.items()],
         ratios=list(_ratios(groups)),

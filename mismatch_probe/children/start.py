@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -33,7 +34,7 @@ from mismatch_probe.children.messages import (
     signal_group,
 )
 from mismatch_probe.children.servers import Preload, keep_scratch
-from mismatch_probe.errors import EngineError, OutOfMemory, RankLost
+from mismatch_probe.errors import EngineError, MismatchProbeError, OutOfMemory, RankLost
 from mismatch_probe.records.files import open_to_append, read_regular_text, storage_errors
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,56 @@ def run(job: Job, on_message: Callable[[Any], None] = lambda message: None) -> A
     """
     with result_of(job) as result:
         return result(on_message)
+
+
+def run_each(
+    job_of: Callable[[int, int], Job],
+    num_jobs: int,
+    at_once: int,
+    on_message: Callable[[int, Any], None],
+    on_end: Callable[[int, Any, MismatchProbeError | None], None],
+) -> None:
+    """Run jobs that do not need each other, `at_once` of them at a time, in their order.
+
+    job_of: the job of a number from 0, called as it starts, and of the place that it takes, from 0 and below `at_once`.
+    on_message: the job's number and what it sends. on_end: the job's number with what its function returned, or with
+    the failure that `run` would raise; the next job starts after it.
+
+    Raises:
+        StorageError: a log cannot be written.
+        KeyboardInterrupt: the user interrupted; all jobs that run are ended first.
+    """
+    waiting = iter(range(num_jobs))
+    free = list(range(at_once))
+    with ExitStack() as stack, DefaultSelector() as selector:
+
+        def start_next() -> None:
+            number = next(waiting, None)
+            if number is None:
+                return
+            place = free.pop(0)
+            own = stack.enter_context(ExitStack())
+            process = own.enter_context(process_of(job_of(number, place)))
+            selector.register(process, EVENT_READ, (number, place, own))
+
+        for _ in range(at_once):
+            start_next()
+        while selector.get_map():
+            for key, _ in selector.select():
+                process = cast(Process, key.fileobj)
+                number, place, own = key.data
+                if process.hear(partial(on_message, number)):
+                    continue
+                selector.unregister(process)
+                result, failure = None, None
+                try:
+                    result = process.outcome()
+                except MismatchProbeError as error:
+                    failure = error
+                own.close()
+                free.append(place)
+                on_end(number, result, failure)
+                start_next()
 
 
 @contextmanager

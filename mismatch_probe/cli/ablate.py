@@ -46,12 +46,21 @@ def ablate(
     sanity: Annotated[
         bool, typer.Option("--sanity", help="Each cell is a sanity test: it ends when the model solves over 95 %.")
     ] = False,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            "--at-once",
+            min=1,
+            help="Cells that run at a time, each on a GPU of its own where there are GPUs; 1 unless given. "
+            "More than 1 makes their times no comparison of speed.",
+        ),
+    ] = 1,
     json_output: options.JsonOutput = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how long the grid takes and whether it fits into memory; do nothing.")
     ] = False,
 ) -> ExitCode:
-    """Train every cell of a grid, one after the other, and show on one page what each format or rule does over seeds.
+    """Train every cell of a grid, and show on one page what each format or rule does over seeds.
 
     Ends with 4 where a cell broke. Engine arguments pass through: --vllm.KEY VALUE.
     """
@@ -79,14 +88,15 @@ def ablate(
     check_cells(ablation)
     path = out or default_ablation_path()
     if dry_run:
-        return _show_forecast(ablation, earlier, path.parent, began, json_output=json_output)
+        return _show_forecast(ablation, earlier, path.parent, began, at_once, json_output=json_output)
+    places = _places(ablation, earlier, path.parent, began, at_once)
     directory = (start_ablation if earlier is None else resume_ablation)(path, ablation)
     console = narration()
     console.print(f"Run directory: {directory.path}", soft_wrap=True)
     with can_go_on("ablate", directory, ablation.cells[0].settings.model_dump(), console, is_new=not resume):
         try:
             execute_ablation(
-                directory, ablation, _cell_progress(console, ablation), partial(publish_ablation, directory)
+                directory, ablation, _cell_progress(console, ablation), partial(publish_ablation, directory), places
             )
         finally:
             result = publish_ablation(directory)
@@ -96,16 +106,33 @@ def ablate(
     return result.exit_code
 
 
+def _places(
+    ablation: Ablation, earlier: AblationDirectory | None, runs: Path, began: float, at_once: int
+) -> list[dict[str, str]]:
+    """Where the cells that run at once run; one that runs alone needs no forecast. Raises as `places_for`."""
+    from mismatch_probe.ablate.forecast import forecast_ablation, places_for
+
+    if at_once == 1:
+        return [{}]
+    return places_for(ablation, at_once, forecast_ablation(ablation, earlier, runs, time.monotonic() - began))
+
+
 def _show_forecast(
-    ablation: Ablation, earlier: AblationDirectory | None, runs: Path, began: float, *, json_output: bool
+    ablation: Ablation, earlier: AblationDirectory | None, runs: Path, began: float, at_once: int, *, json_output: bool
 ) -> ExitCode:
-    """Print what the grid takes; `began` by `time.monotonic`."""
-    from mismatch_probe.ablate.forecast import forecast_ablation
+    """Print what the grid takes; `began` by `time.monotonic`.
+
+    Raises:
+        UsageError: so many cells do not run at once.
+    """
+    from mismatch_probe.ablate.forecast import forecast_ablation, places_for
     from mismatch_probe.cli.dry_run import grid_forecast_answer
     from mismatch_probe.cli.output import print_json, results
     from mismatch_probe.report.screen import print_answer
 
     forecast = forecast_ablation(ablation, earlier, runs, time.monotonic() - began)
+    if at_once > 1:
+        places_for(ablation, at_once, forecast)
     print_answer(grid_forecast_answer(forecast), results(as_json=json_output))
     if json_output:
         print_json(forecast)

@@ -1,9 +1,12 @@
 """The commands by name, and a command line as one call."""
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import typer
 from typer.main import get_command
@@ -123,6 +126,24 @@ def _finish_help(command: Any) -> None:
         _finish_help(subcommand)
 
 
+_NOT_IN_HELP: Final = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+"""Imported by what draws typer's help, and used in no help of this program: a third of the time of `--help`."""
+
+
+def _import_help() -> None:
+    """Import what draws typer's help without these; a typer that imports more of them does so itself, whole."""
+    modules = {name: ModuleType(name) for name in _NOT_IN_HELP if name not in sys.modules}
+    for name, module in modules.items():
+        setattr(module, _NOT_IN_HELP[name], type(_NOT_IN_HELP[name], (), {}))
+    sys.modules.update(modules)
+    try:
+        with suppress(ImportError):
+            import typer.rich_utils  # noqa: F401
+    finally:
+        for name in modules:
+            del sys.modules[name]
+
+
 def invoke(words: Sequence[str]) -> ExitCode:
     """Run the command that `words` name, to the code it ends with.
 
@@ -130,6 +151,8 @@ def invoke(words: Sequence[str]) -> ExitCode:
         MismatchProbeError: it cannot be run, or what stopped it.
         KeyboardInterrupt: the user interrupted.
     """
+    if not words or not {*_HELP}.isdisjoint(words):
+        _import_help()
     try:
         code = _command()(args=list(words), prog_name=PROGRAM, standalone_mode=False)
     except TYPER_ERROR as error:

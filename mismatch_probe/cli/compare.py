@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, SideOptions, gives_settings
-from mismatch_probe.compare.torchrun import join_ranks
 from mismatch_probe.config.nested import nest_names
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
@@ -83,9 +81,13 @@ def compare(
     torchrun starts it, its ranks hold pi and the reference.
     """
     flags = flag_values | nest_names(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    from mismatch_probe.compare.torchrun import join_ranks
+
     with join_ranks() as torchrun:
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()
+        from mismatch_probe.children.servers import warm_up
+
         warm_up("training", "engine")
         from mismatch_probe.cli.dry_run import dry_run_answer
         from mismatch_probe.cli.examinations import examine_run

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
@@ -48,6 +47,8 @@ def evaluate(
     Engine arguments pass through: --vllm.KEY VALUE.
     """
     flags = flag_values | nest_names(side_values(dtype, train_dtype, infer_dtype, train, infer))
+    from mismatch_probe.children.servers import warm_up
+
     warm_up("training", "engine")
     from mismatch_probe.cli.output import can_go_on, narration, noise_in, print_outcome, results
     from mismatch_probe.cli.progress import progress_listener

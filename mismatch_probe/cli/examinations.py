@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.children.servers import keep_scratch, warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.config.nested import nest_names
@@ -82,7 +80,11 @@ def localize(
     if pair is not None and (run is None or dtype or train_dtype or infer_dtype):
         raise UsageError("--pair names two sides of --run, which have their dtypes; give --run, and no dtype")
     flags = flag_values | nest_names({"train_dtype": train_dtype or dtype, "infer_dtype": infer_dtype or dtype})
+    from mismatch_probe.children.servers import keep_scratch, warm_up
+
     warm_up("training", "engine")
+    from tempfile import TemporaryDirectory
+
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.cli.output import narration, print_outcome, results
     from mismatch_probe.cli.progress import progress_line
@@ -104,7 +106,7 @@ def localize(
         _require_pair(filing.settings, values)
     with filing.reserve(localize_file(*settings.names)):
         with (
-            tempfile.TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder,
+            TemporaryDirectory(dir=filing.folder, prefix=".localize-") as folder,
             progress_line(narration()) as line,
         ):
             keep_scratch(Path(folder))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
 from mismatch_probe.config.nested import merge_tables
@@ -82,6 +81,8 @@ def explain(
 
     A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
     """
+    from mismatch_probe.children.servers import warm_up
+
     warm_up("training")
     from mismatch_probe.records.run_directory import RunDirectory
 

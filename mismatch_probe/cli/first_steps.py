@@ -1,6 +1,5 @@
 """`mismatch-probe doctor` and `mismatch-probe init KIND`: what is asked before the first run."""
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -30,6 +29,8 @@ STARTERS: Final[dict[str, Starter]] = {
 
 def starter_path(kind: str) -> Path:
     """The file that ships with the package."""
+    from importlib.resources import files
+
     return Path(str(files("mismatch_probe"))) / "starters" / f"{kind}.toml"
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.children.servers import warm_up
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import gives_settings
 from mismatch_probe.errors import ExitCode, MismatchProbeError, RunDirectoryError, UsageError
@@ -230,6 +229,7 @@ def _with_checkpoint(
     Raises:
         MismatchProbeError: it cannot be computed; what was imported is kept.
     """
+    from mismatch_probe.children.servers import warm_up
     from mismatch_probe.cli.explain import explain_import, show_explanation
     from mismatch_probe.cli.output import narration, rescore_with_progress, results, show_run
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring
@@ -379,6 +379,8 @@ def score(
 
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """
+    from mismatch_probe.children.servers import warm_up
+
     warm_up("training", *(() if no_engine else ("engine",)))
     from mismatch_probe.cli.output import narration, rescore_with_progress, show_run, with_dtypes
     from mismatch_probe.importing.scoring import ScoreRequest, open_scoring

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -50,6 +49,8 @@ _NAMES: Final = {"DifferenceSide": "Side", "PrecisionTrial": "Trial"}
 
 def schema_path(name: str) -> Path:
     """The schema file of a document."""
+    from importlib.resources import files
+
     return Path(str(files("mismatch_probe"))) / "schemas" / f"{name}.schema.json"
 
 

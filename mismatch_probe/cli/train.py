@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -150,6 +149,8 @@ def _hold_canary(
     Raises:
         MismatchProbeError: anything that stops it, as one sentence.
     """
+    from tempfile import TemporaryDirectory
+
     from mismatch_probe.cli.output import noise_in, print_json, results
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.train import TrainSettings

@@ -17,7 +17,7 @@ from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings, 
 from mismatch_probe.guards.inputs import actions_of, items_of, kind_of_value, step_of
 from mismatch_probe.guards.plausible import EntropyBase
 from mismatch_probe.guards.probe import ProbedEngines
-from mismatch_probe.guards.recovery import GoodSteps, Rate, restrain_event
+from mismatch_probe.guards.recovery import GoodSteps, Rate, bearable_rate, restrain_event
 from mismatch_probe.guards.rewards import SeenBatches
 from mismatch_probe.guards.rules.base import GuardSettings, Values
 from mismatch_probe.guards.sums import Metrics
@@ -257,7 +257,9 @@ class StepJudge:
         if decision.rollback:
             self.went_back(decision.last_good_step)
         if decision.factor != 1:
-            self._rate.lower(decision.factor, rolls_back=decision.rollback)
+            window = Window(dict(self._history), ())
+            bearable = bearable_rate(window, decision.last_good_step) if decision.rollback else 1.0
+            self._rate.lower(decision.factor, rolls_back=decision.rollback, bearable=bearable)
         return decision
 
     def _decision(self, firings: StepFirings) -> Decision:

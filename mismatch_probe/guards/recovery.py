@@ -92,7 +92,8 @@ STEP_UP: Final = 2.0
 @dataclass
 class Rate:
     """What was lowered without a rollback stays lowered: the rate itself was at fault. A rate that had to be lowered
-    again after it was raised was too high, and is not raised as far any more.
+    again after it was raised was too high, and is not raised as far any more; nor is one at which an update moved the
+    policy too far before the rollback.
     """
 
     factor: float = 1.0
@@ -104,7 +105,10 @@ class Rate:
     was_raised: bool = False
     """Whether it was raised since it was lowered last."""
 
-    def lower(self, by: float, *, rolls_back: bool) -> None:
+    def lower(self, by: float, *, rolls_back: bool, bearable: float = 1.0) -> None:
+        """bearable: the share of the rate so far that no update showed to be too high, as `bearable_rate` gives it."""
+        if bearable < 1:
+            self.ceiling = min(self.ceiling, self.factor * bearable)
         if self.was_raised:
             self.ceiling = min(self.ceiling, self.factor / STEP_UP)
         self.factor *= by
@@ -146,8 +150,19 @@ _ORDINARY_NATS: Final = 0.005
 """Of an update: a tenth of what is too large."""
 _SMALL_SHIFT_NATS: Final = 1e-3
 _SHIFT_GROWN: Final = 10.0
+_TOO_LARGE_NATS: Final = 0.05
+"""Of an update: PPO codes aim at 0.01 to 0.05."""
 _ENTROPY_GROWN: Final = 2.0
 _MISMATCH_GROWN: Final = 10.0
+
+
+def bearable_rate(window: Window, since: int) -> float:
+    """The share of the learning rate at which the first update after step `since` that moved the policy too far would
+    have been an ordinary one; 1 where none did. The KL of an update grows with the square of its rate.
+    """
+    shifts = (values.get(_SHIFT, 0.0) for step, values in sorted(window.history.items()) if step > since)
+    shift = next((shift for shift in shifts if shift > _TOO_LARGE_NATS), None)
+    return 1.0 if shift is None else math.sqrt(_ORDINARY_NATS / shift)
 
 
 def restrain_event(event: GuardEvent, window: Window) -> GuardEvent:

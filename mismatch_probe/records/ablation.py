@@ -141,6 +141,8 @@ class AblationResult(Record):
     """Whether each cell is a sanity test."""
     level: float
     """Of every interval."""
+    most_at_once: int = 1
+    """Cells that ran at a time, at the most: above 1 they took time from each other."""
     cells: list[CellResult]
     variants: list[VariantResult]
     ratios: list[VariantRatio]
@@ -168,6 +170,8 @@ class AblationManifest(Entry):
     seconds: dict[str, float] = {}
     failures: dict[str, str] = {}
     """Why a cell broke, by its name."""
+    most_at_once: int = 1
+    """Cells that ran at a time, at the most: above 1 they took time from each other."""
     versions: dict[str, str]
     hardware: dict[str, Any]
     git: dict[str, Any] | None

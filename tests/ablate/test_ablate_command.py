@@ -58,7 +58,7 @@ def test_a_killed_ablation_resumes_to_the_same_numbers_and_runs_no_finished_cell
     second = run / "cells" / SECOND
 
     def kill(pid: int) -> None:
-        wait_until(lambda: steps_written(second) == 3, "the third step of the second cell")
+        wait_until(lambda: steps_written(second) == 3, "the third step of the second cell", pid)
         os.kill(pid, signal.SIGKILL)
 
     warm_python("mismatch_probe", "ablate", *GRID, "--out", run, on_start=kill, code=-signal.SIGKILL)
@@ -84,6 +84,26 @@ def test_a_cell_that_breaks_is_recorded_with_its_reason_and_the_next_one_runs(tm
     assert " ".join(REWARD) in refusal
     ablate("--resume", "--out", run, *REWARD, environment=environment)
     assert cell_states(run) == {FIRST: "finished", SECOND: "finished"}
+
+
+def test_cells_that_run_side_by_side_give_the_same_numbers_and_the_page_says_that_they_shared_time(
+    complete_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "side-by-side"
+    progress = ablate(*GRID, "--at-once", "2", "--out", run).stderr
+    assert progress.index("cell 2 of 2") < progress.index("finished after")
+    assert cell_states(run) == {FIRST: "finished", SECOND: "finished"}
+    for name in (FIRST, SECOND):
+        assert metrics(run / "cells" / name) == metrics(complete_run / "cells" / name)
+    shared = "Up to 2 cells ran at a time"
+    assert shared in (run / "report.html").read_text()
+    assert shared not in (complete_run / "report.html").read_text()
+
+
+def test_more_cells_at_once_than_fit_into_memory_are_refused_with_the_number_that_fits(tmp_path: Path) -> None:
+    refusal = ablate(*GRID, "--at-once", "10000", "--out", tmp_path / "run", code=ExitCode.USAGE).stderr
+    assert "--at-once 10000: 10000 cells need about" in refusal
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_cell_ends_the_command_before_any_runs(tmp_path: Path) -> None:

@@ -101,3 +101,11 @@ def test_what_an_engine_of_the_command_itself_shares_goes_with_its_processes() -
         process.kill()
     assert ended(pids)
     assert [file for file in files if Path(file).exists()] == []
+
+
+def test_a_wait_for_an_event_ends_with_the_process_that_it_is_of() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    for gone in (process, process.pid):
+        with pytest.raises(AssertionError, match="the process ended before a part"):
+            wait_until(lambda: False, "a part", gone)

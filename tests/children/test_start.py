@@ -13,7 +13,7 @@ from mismatch_probe.children import servers
 from mismatch_probe.children.job import JobRequest, function_of, name_of
 from mismatch_probe.children.messages import FAILURE, as_exception, describe_error, read
 from mismatch_probe.children.servers import Preload
-from mismatch_probe.children.start import Job, result_of, run
+from mismatch_probe.children.start import Job, result_of, run, run_each
 from mismatch_probe.errors import EngineError, OutOfMemory, RunDirectoryError, StorageError, UsageError
 from tests.children import jobs
 from tests.halts import wait_until
@@ -44,6 +44,31 @@ def test_messages_come_in_order_then_the_result_and_prints_go_to_the_log(tmp_pat
     assert run(job("counts", 3, log=log), heard.append) == {"sum": 3}
     assert heard == [{"number": 0}, {"number": 1}, {"number": 2}]
     assert log.read_text() == "{noise}\n"
+
+
+@pytest.mark.slow
+def test_of_several_jobs_so_many_run_at_once_and_one_that_fails_keeps_no_other_from_running() -> None:
+    words = ["counts", "refuses", "counts", "counts"]
+    running: set[int] = set()
+    most_running: list[int] = []
+    places: list[int] = []
+    ends: dict[int, Any] = {}
+
+    def start_job(number: int, place: int) -> Job:
+        running.add(number)
+        most_running.append(len(running))
+        places.append(place)
+        return job(words[number], number if words[number] == "counts" else "not a run")
+
+    def end_job(number: int, result: Any, failure: Exception | None) -> None:
+        running.remove(number)
+        ends[number] = failure or result
+
+    run_each(start_job, len(words), 2, lambda number, message: None, end_job)
+    assert max(most_running) == 2
+    assert set(places) == {0, 1}
+    assert [ends[number] for number in (0, 2, 3)] == [{"sum": sum(range(number))} for number in (0, 2, 3)]
+    assert isinstance(ends[1], RunDirectoryError)
 
 
 def test_a_failure_comes_back_as_the_same_error() -> None:

@@ -30,7 +30,7 @@ def test_revision_and_trust_reach_the_settings_that_both_sides_load_with(monkeyp
         raise UsageError("seen")
 
     monkeypatch.setattr("mismatch_probe.compare.preparation.prepare", keep)
-    monkeypatch.setattr("mismatch_probe.cli.compare.warm_up", lambda *_: None)
+    monkeypatch.setattr("mismatch_probe.children.servers.warm_up", lambda *_: None)
     for more in ((), ("--revision", "v2", "--trust-remote-code")):
         assert str(CliRunner().invoke(app, ["compare", "--model", "owner/name", *more]).exception) == "seen"
     plain, named = models

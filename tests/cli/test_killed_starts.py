@@ -72,8 +72,7 @@ def begun_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(f"mismatch_probe.{command.work}", begins)
     monkeypatch.setattr(f"{module}.{prepare}", preparing)
-    for warming in ("compare", "evaluate"):
-        monkeypatch.setattr(f"mismatch_probe.cli.{warming}.warm_up", lambda *_: None)
+    monkeypatch.setattr("mismatch_probe.children.servers.warm_up", lambda *_: None)
     with TemporaryDirectory() as folder, pytest.raises(Began):
         command(Path(folder) / "run", False)
     return command

@@ -88,7 +88,7 @@ def test_a_killed_torchrun_goes_on_over_another_number_of_ranks_to_the_same_bits
     words = ("compare", "--out", run, "--resume", *ADDED)
 
     def kill(pid: int) -> None:
-        wait_until(lambda: is_begun(run, "score-train-more"), "a part")
+        wait_until(lambda: is_begun(run, "score-train-more"), "a part", pid)
         os.kill(first_rank(pid), signal.SIGKILL)
 
     answer = torchrun(2, "after-part:score-train-more", *words, on_start=kill)
@@ -109,7 +109,7 @@ def test_a_lost_rank_ends_the_command_with_one_sentence(run: Path, complete_run:
     words = (f"after-part:score-train-more:{tmp_path / 'lost'}", "compare", "--out", run, "--resume", *ADDED)
 
     def kill(pid: int) -> None:
-        wait_until(lambda: is_begun(run, "score-train-more"), "a part")
+        wait_until(lambda: is_begun(run, "score-train-more"), "a part", pid)
         job_of_rank = descendants(pid)
         os.kill(pid, signal.SIGKILL)
         assert ended(job_of_rank)

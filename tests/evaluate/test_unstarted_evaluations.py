@@ -29,7 +29,7 @@ def test_what_is_refused_leaves_no_run_but_what_was_sampled(
         raise UsageError("vLLM knows no such argument")
 
     monkeypatch.setattr("mismatch_probe.evaluate.run.execute_evaluation", refuse)
-    monkeypatch.setattr(evaluate, "warm_up", lambda *_: None)
+    monkeypatch.setattr("mismatch_probe.children.servers.warm_up", lambda *_: None)
     with pytest.raises(UsageError, match="no such argument"):
         call(evaluate.evaluate, FLAGS, out=tmp_path / "run")
     assert (tmp_path / "run").exists() == sampled

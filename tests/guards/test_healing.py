@@ -115,6 +115,24 @@ def test_a_rate_that_had_to_be_lowered_again_is_not_raised_as_far() -> None:
     assert len(events) == 2
 
 
+@pytest.mark.parametrize(
+    ("shift", "last"),
+    [(0.045, 1.0), (0.2, (0.005 / 0.2) ** 0.5), (float("inf"), 0.1), (float("nan"), 1.0)],
+    ids=["ordinary", "too large", "infinite", "not measured"],
+)
+def test_a_rate_whose_update_moved_the_policy_too_far_is_raised_to_where_such_an_update_is_ordinary(
+    shift: float, last: float
+) -> None:
+    """The KL of an update grows with the square of its rate. An ordinary update moves the policy by 0.005 nats."""
+    table = {"name": "g", "rule": "limit", "metric": "m", "above": 1, "actions": [LOWERS]}
+    guards = Guards(parse_guards({"defaults": False, "guard": [table]}, "guards.toml"), can=CAN)
+    share = 1.0
+    for step in range(1, 64):
+        values = {"m": 2.0 * (step == 3), "update/policy_shift_k3": shift if step == 2 else 1e-4}
+        share *= guards.observe(metrics=values, step=step).factor
+    assert share == pytest.approx(last)
+
+
 def test_steps_that_are_not_clean_raise_no_rate() -> None:
     doubts = [2, *[0] * 8, 2, *[0] * 8, 2]
     assert rates(doubts, [LOWERS])[-1] == pytest.approx(0.001)

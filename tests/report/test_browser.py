@@ -356,51 +356,6 @@ def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(tab: Tab, page: 
     assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
 
 
-def test_the_chosen_theme_is_there_again_after_a_reload(tab: Tab, without_drawings: str, tmp_path: Path) -> None:
-    shown(tab, without_drawings, tmp_path)
-    assert tab.run("document.documentElement.dataset.theme ?? ''") == ""
-    tab.run("document.querySelector('.theme').click()")
-    tab.open(tmp_path / "page.html")
-    assert tab.run("document.documentElement.dataset.theme") == "dark"
-    assert tab.run("document.querySelector('.theme').textContent") == "Light"
-    tab.run("document.querySelector('.theme').click()")
-    tab.open(tmp_path / "page.html")
-    assert tab.run("document.documentElement.dataset.theme ?? ''") == ""
-
-
-def test_each_entry_of_the_contents_is_marked_once_it_leads_somewhere(
-    tab: Tab, without_drawings: str, tmp_path: Path
-) -> None:
-    shown(tab, without_drawings, tmp_path)
-    entries = tab.run("[...document.querySelectorAll('nav a')].map((link) => link.hash)")
-    assert len(entries) > 10
-    marked = "document.querySelector('nav [aria-current]')?.hash"
-    for entry in entries:
-        tab.run(f"document.querySelector('nav a[href=\"{entry}\"]').click()")
-        tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        tab.wait(f"{marked} === '{entry}'")
-    tab.run("location.hash = ''; scrollTo(0, 0)")
-    tab.wait(f"{marked} === '#answer'")
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-def test_each_entry_of_the_contents_is_marked_once_the_page_is_scrolled_there(
-    tab: Tab, without_drawings: str, width: int, tmp_path: Path
-) -> None:
-    """Nothing is named by the address. Where the page ends before a section is at the top, its last one is marked."""
-    shown(tab, without_drawings, tmp_path, width)
-    entries = tab.run("[...document.querySelectorAll('nav a')].map((link) => link.hash)")
-    at_the_top = []
-    for entry in entries:
-        tab.run(f"document.querySelector('{entry}').scrollIntoView()")
-        tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        if tab.run(f"document.querySelector('{entry}').getBoundingClientRect().top") < 20:
-            at_the_top.append(entry)
-        due = entry if entry in at_the_top else entries[-1]
-        tab.wait(f"document.querySelector('nav [aria-current]')?.hash === '{due}'")
-    assert len(at_the_top) > 7
-
-
 def test_no_line_of_a_command_ends_inside_a_flag_on_a_narrow_screen(
     tab: Tab, without_drawings: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,6 @@
-"""In a real browser: pages of findings, evaluations and gates are drawn, fit a phone, and run nothing."""
+"""In a real browser: pages of findings, evaluations and gates are drawn, fit a phone, and run nothing; contents and
+theme follow the reader.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +13,7 @@ from mismatch_probe.report.page import Filed, render_document, render_html
 from tests.report import samples
 from tests.report.browser import Tab, needs_browser
 from tests.report.documents import headroom, localization
-from tests.report.test_browser import IMAGE, PROBE
+from tests.report.test_browser import IMAGE, PROBE, shown
 from tests.report.test_evaluation_page import evaluation, pair
 from tests.report.test_gate_section import FAILED
 from tests.report.test_hostile import PAYLOADS
@@ -73,3 +75,54 @@ def test_without_javascript_the_answer_and_the_tables_are_there(
         assert tab.run("document.querySelectorAll('table').length") > 1
     finally:
         tab.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.fixture(scope="module")
+def without_drawings(page: str) -> str:
+    """Nothing is drawn that the test does not look at."""
+    return page.replace('<div class="plot"', "<div")
+
+
+def test_the_chosen_theme_is_there_again_after_a_reload(tab: Tab, without_drawings: str, tmp_path: Path) -> None:
+    shown(tab, without_drawings, tmp_path)
+    assert tab.run("document.documentElement.dataset.theme ?? ''") == ""
+    tab.run("document.querySelector('.theme').click()")
+    tab.open(tmp_path / "page.html")
+    assert tab.run("document.documentElement.dataset.theme") == "dark"
+    assert tab.run("document.querySelector('.theme').textContent") == "Light"
+    tab.run("document.querySelector('.theme').click()")
+    tab.open(tmp_path / "page.html")
+    assert tab.run("document.documentElement.dataset.theme ?? ''") == ""
+
+
+def test_each_entry_of_the_contents_is_marked_once_it_leads_somewhere(
+    tab: Tab, without_drawings: str, tmp_path: Path
+) -> None:
+    shown(tab, without_drawings, tmp_path)
+    entries = tab.run("[...document.querySelectorAll('nav a')].map((link) => link.hash)")
+    assert len(entries) > 10
+    marked = "document.querySelector('nav [aria-current]')?.hash"
+    for entry in entries:
+        tab.run(f"document.querySelector('nav a[href=\"{entry}\"]').click()")
+        tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        tab.wait(f"{marked} === '{entry}'")
+    tab.run("location.hash = ''; scrollTo(0, 0)")
+    tab.wait(f"{marked} === '#answer'")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_each_entry_of_the_contents_is_marked_once_the_page_is_scrolled_there(
+    tab: Tab, without_drawings: str, width: int, tmp_path: Path
+) -> None:
+    """Nothing is named by the address. Where the page ends before a section is at the top, its last one is marked."""
+    shown(tab, without_drawings, tmp_path, width)
+    entries = tab.run("[...document.querySelectorAll('nav a')].map((link) => link.hash)")
+    at_the_top = []
+    for entry in entries:
+        tab.run(f"document.querySelector('{entry}').scrollIntoView()")
+        tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        if tab.run(f"document.querySelector('{entry}').getBoundingClientRect().top") < 20:
+            at_the_top.append(entry)
+        due = entry if entry in at_the_top else entries[-1]
+        tab.wait(f"document.querySelector('nav [aria-current]')?.hash === '{due}'")
+    assert len(at_the_top) > 7

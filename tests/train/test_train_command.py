@@ -77,7 +77,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(complete_run: Path, tmp_path
     run = tmp_path / "killed"
 
     def kill(pid: int) -> None:
-        wait_until(lambda: steps_written(run) == 3, "the third step")
+        wait_until(lambda: steps_written(run) == 3, "the third step", pid)
         os.kill(pid, signal.SIGKILL)
 
     words = ("after-step:3", "train", *SMALL, "--steps", 4, "--out", run)

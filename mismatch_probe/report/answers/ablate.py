@@ -30,6 +30,7 @@ from mismatch_probe.report.sections.ablation import (
     cell_label,
     collapse_summary,
     seeds_mean,
+    shared_time,
     variant_column,
     write_over_seeds,
 )
@@ -127,6 +128,7 @@ def _ablation_footnote(result: AblationResult) -> str:
         "of seeds would move the mean, and is wide with three. "
         f"KL: mean over all steps. Accuracy: share of responses with a reward of 1 or more, last {steps} steps. "
         f"Passed: {passes}. Collapsed: ends below {write_percent(COLLAPSED_BELOW)} of its best reward of three steps."
+        + shared_time(result)
     )
 
 

@@ -207,6 +207,14 @@ def _corrections(result: AblationResult) -> Section:
     )
 
 
+def shared_time(result: AblationResult) -> str:
+    """What is to be said of every time of an ablation whose cells ran side by side; empty where they did not."""
+    if result.most_at_once == 1:
+        return ""
+    cells = write_many(result.most_at_once, "cell")
+    return f" Up to {cells} ran at a time and took time from each other, so no times here compare formats or rules."
+
+
 def _speed(result: AblationResult) -> Section:
     columns: list[Column[VariantResult]] = [
         variant_column(),
@@ -218,7 +226,7 @@ def _speed(result: AblationResult) -> Section:
     return Section(
         "speed",
         "Tokens per second by format",
-        "Median over the steps of a cell, on this machine, with whatever else it had to do.",
+        "Median over the steps of a cell, on this machine, with whatever else it had to do." + shared_time(result),
         [_without_empty_columns("Response tokens per second", result.variants, columns, is_stacked=True)],
     )
 
