@@ -129,6 +129,14 @@ def write_share(part: float, total: float) -> str:
     return f"{percent:.2g} %" if percent < 99 else f"{math.floor(percent * 100) / 100:g} %"
 
 
+def shown_number(estimate: Estimate) -> float:
+    """The value of an estimate as it is written, so that what is computed from it agrees with what is read."""
+    try:
+        return float(write_estimate(estimate).value.replace(",", ""))
+    except ValueError:
+        return estimate.value
+
+
 def write_percent(fraction: float) -> str:
     """A fraction to whole percent: `54 %`."""
     return f"{100 * fraction:.0f} %"

@@ -73,12 +73,12 @@ def import_log(
         raise UsageError("--step and --scored say what is computed with a checkpoint; give --model the log's")
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
-    from mismatch_probe.importing.run import JOINED_FOLDER, LogSettings, import_log, noise_of_sampler
+    from mismatch_probe.importing.run import LogSettings, import_log, noise_of_sampler
     from mismatch_probe.inert import command_line
     from mismatch_probe.logs import recognise
     from mismatch_probe.logs.metric_files import metrics_of
     from mismatch_probe.notation import write_count, write_many
-    from mismatch_probe.records.files import RunKind, kind_of
+    from mismatch_probe.records.files import JOINED_FOLDER, RunKind, kind_of
     from mismatch_probe.records.run_directory import RunDirectory
     from mismatch_probe.report.screen import print_command, print_line
 
@@ -128,7 +128,7 @@ def import_log(
     )
     for note in origin.notes:
         print_line(console, f"{note.level}: {note.sentence}")
-    if origin.turns is not None and origin.turns.num_joined:
+    if origin.turns is not None and origin.turns.num_joined and not run.summary_path.exists():
         turns = write_many(origin.turns.num_joined, "turn")
         print_line(
             console,

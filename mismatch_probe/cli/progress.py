@@ -1,6 +1,7 @@
 """How far a command is, in one line: redrawn on a terminal, elsewhere printed as a stage begins and now and then."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,9 @@ _NEAR: Final = 0.2
 """A new estimate this near to the shown time changes nothing."""
 _SLIDING_SECONDS: Final = 10.0
 """The shown time comes near to an estimate that is farther in a few times this long."""
+
+_COUNT: Final = re.compile(r"[\d,]+ of [\d,]+")
+"""What a narrow line keeps of how far a part is."""
 
 Left = Callable[[], float | None]
 
@@ -127,7 +131,12 @@ class ProgressLine:
     def __rich__(self) -> Text:
         seconds = time.monotonic() - self._since
         going_on = f", {seconds:.0f} s" if seconds >= _WORTH_SAYING_SECONDS else ""
-        return Text(plain(f"{self}{going_on}"), style="dim", no_wrap=True, overflow="ellipsis")
+        line, count = str(self), _COUNT.match(self._detail)
+        count_line = line if count is None else line.removesuffix(self._detail) + count[0]
+        least = count_line.removeprefix("part ").replace(", about ", ", ", 1)
+        forms = (f"{line}{going_on}", f"{count_line}{going_on}", count_line, least)
+        text = next((form for form in forms if len(form) <= self._console.width), least)
+        return Text(plain(text), style="dim", no_wrap=True, overflow="ellipsis")
 
     def _print(self) -> None:
         self._printed_at = time.monotonic()
@@ -293,11 +302,11 @@ _STAGE_WORDS: Final[dict[type, str]] = {
     EngineFloorStage: "{who} measures its noise floor in {side}",
     DecodeAloneStage: "{who} measures its noise floor in {side}",
     EngineRoutingStage: "{who} records its choice of experts in {side}",
-    DistributionsStage: "{who} gives its vocabulary's log-probs in {side}",
+    DistributionsStage: "{who} gives its whole vocabulary in {side}",
     ScoreStage: "{who} scores the responses in {side}",
     FloorStage: "{who} measures its noise floor in {side}",
     RoutingStage: "{who} records its choice of experts in {side}",
-    FullVocabularyStage: "{who} compares the vocabulary's log-probs in {side}",
+    FullVocabularyStage: "{who} compares the whole vocabulary in {side}",
 }
 
 
@@ -305,8 +314,9 @@ def stage_words(stage: Stage) -> str:
     """What a stage does: `vLLM samples in BF16`."""
     side = stage.side
     if side.role == "ref":
-        weights = "" if side.rounded_to is None else f", weights rounded to {side_label(side.rounded_to)},"
-        return f"the {side_label(side.dtype)} reference{weights} scores the responses"
+        if side.rounded_to is not None:
+            return f"the {side_label(side.dtype)} reference with {side_label(side.rounded_to)} weights scores"
+        return f"the {side_label(side.dtype)} reference scores the responses"
     is_server = side.engine is not None and side.engine.is_remote
     who = "PyTorch" if side.engine is None else "the server" if is_server else "vLLM"
     return _STAGE_WORDS[type(stage)].format(who=who, side=side_label(side.name))

@@ -22,6 +22,7 @@ from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.lines import CurveReading, WatchedStep, WatchRecord
 from mismatch_probe.report.answers.watch import watch_answer
 from mismatch_probe.report.screen import print_answer, print_line
+from mismatch_probe.report.training.course import actions_words
 from mismatch_probe.verdict.curve_laws import is_grave
 
 _SHOWN: Final = {
@@ -221,10 +222,10 @@ def _say(judged_step: JudgedStep, console: Console) -> None:
     if judged_step.missing:
         print_line(console, f"  guards that read {', '.join(judged_step.missing)} could not judge it", _MILD)
     for event in judged_step.events:
-        actions = ", ".join(map(str, event.actions))
+        actions = actions_words([str(action) for action in event.actions])
         only_warns = all(action.kind.strength <= ActionKind.WARN.strength for action in event.actions)
         style = _MILD if only_warns else _ALARM
-        print_line(console, f"  {event.guard}: {event.sentence}; asks for {actions}", style)
+        print_line(console, f"  {event.guard}: {event.sentence}; asks to {actions}", style)
 
 
 def _metric_texts(judged_step: JudgedStep, words_of: Mapping[str, str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import COARSEST_FIRST, Dtype
 from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, find_unrelated
 from mismatch_probe.explain.search import LEAST_EXPLAINED, SearchResult, SideBench
-from mismatch_probe.notation import write_count, write_number, write_share
+from mismatch_probe.notation import write_count, write_number, write_percent, write_share
 from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import trimmed_mean
@@ -251,7 +251,10 @@ def _best_attempts(result: SearchResult) -> list[str]:
     attempts = [attempt.trial for attempt in result.attempts if attempt.trial.explained >= _WORTH_SAYING]
     if attempts:
         return [evidence_of(trial) for trial in attempts[:2]]
-    return [f"none of {len(result.attempts)} hypotheses takes away {_WORTH_SAYING:.0%} of the square"]
+    return [
+        f"none of {len(result.attempts)} hypotheses explains {write_percent(_WORTH_SAYING)} of the deviation (share of "
+        "the mean square)"
+    ]
 
 
 def evidence_of(trial: Trial) -> str:
@@ -260,7 +263,10 @@ def evidence_of(trial: Trial) -> str:
     if all(departure.part == "format" for departure in trial.departures):
         return f"{what} leaves {write_number(trial.residual_floors)} times the floor of that format"
     share = f"{100 * trial.explained:.3g}"
-    return f"{what} explains {share} % of the square and leaves {write_number(trial.residual_floors)} times the floor"
+    return (
+        f"{what} explains {share} % of the deviation (share of the mean square); the rest is "
+        f"{write_number(trial.residual_floors)} times the floor of rounding"
+    )
 
 
 def _left_by(what: str, trial: Trial) -> str:

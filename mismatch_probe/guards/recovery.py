@@ -209,7 +209,8 @@ def _harmless_rate(event: GuardEvent, window: Window) -> str | None:
 
 def policy_is_calm(window: Window, start: int) -> bool:
     """Whether all that is known of the policy stayed where it was from step `start` on: how far an update moves it, its
-    entropy, and the mismatch; False where neither the first nor the second is known.
+    entropy, and the mismatch; False where neither the first nor the second is known. A policy is not calm where an
+    update is too large, however large the others are.
     """
     steps_before, steps_after = (
         [values for step, values in sorted(window.history.items()) if (step < start) is is_earlier]
@@ -221,8 +222,10 @@ def policy_is_calm(window: Window, start: int) -> bool:
     )
     if not all(shifts) and not all(entropies):
         return False
-    if all(shifts) and max(shifts[1]) > max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0])):
-        return False
+    if all(shifts):
+        usual = max(_SMALL_SHIFT_NATS, _SHIFT_GROWN * statistics.median(shifts[0]))
+        if max(shifts[1]) > min(usual, _TOO_LARGE_NATS):
+            return False
     if all(entropies):
         level_before, level = (statistics.median(values) for values in entropies)
         if not level_before / _ENTROPY_GROWN <= level <= level_before * _ENTROPY_GROWN:

@@ -44,7 +44,7 @@ from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
 from mismatch_probe.logs.turns import TurnChecks
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key
-from mismatch_probe.records.files import TEMPORARY_PREFIX, storage_errors
+from mismatch_probe.records.files import JOINED_FOLDER, TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
@@ -189,8 +189,6 @@ def _logged_stage(source: str, side: Side, origin: LogOrigin) -> StageRecord:
 
 
 LOG_FOLDER: Final = "log"
-JOINED_FOLDER: Final = "joined"
-"""The turns behind a break as a trainer has them that joins the turns."""
 IDS: Final = TokenTexts(None)
 """Tokens as their ids."""
 _UNFINISHED: Final = f"{TEMPORARY_PREFIX}log"

@@ -11,6 +11,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.guards.actions import Action
 from mismatch_probe.importing.watching import JudgedStep
 from mismatch_probe.notation import write_count, write_many, write_percent
+from mismatch_probe.report.training.course import action_words
 
 _MOST_STRETCHES: Final = 8
 _MOST_ABSENT: Final = 10_000
@@ -122,10 +123,8 @@ class Tally:
         if self.contradiction is not None:
             return f"numbers of this log contradict each other: {self.contradiction}"
         if self._strongest is not None:
-            return (
-                f"guards asked for more than a warning: {self._strongest} at step {self._request_step} "
-                f"({', '.join(self._requesting_guards)})"
-            )
+            action, guards = action_words(str(self._strongest)), ", ".join(self._requesting_guards)
+            return f"guards asked for more than a warning: {action} at step {self._request_step} ({guards})"
         why = self._why_inconclusive()
         if why is not None:
             return why

@@ -139,6 +139,7 @@ def _side_error(side: SideSums, estimator: Estimator) -> SideError:
         total=_relative_estimate(side.total, estimator),
         own=_relative_estimate(side.own, estimator),
         scale=_ratio_of(own.sequence_along, own.sequence_targets, Scale.SIGNED, estimator),
+        scale_of_extra_rounding=float(own.extra_along[0] / own.targets.sum()) if own.targets.any() else 0.0,
         cosine=_cosine(side.total),
         largest=float(side.total.largest[0]),
     )

@@ -141,13 +141,15 @@ def _scale_suspicion(
     difference, standard_error = _scale_difference(sums)
     unit = max(rounding_unit(infer_dtype), rounding_unit(train_dtype))
     share = _SCALE_SHARE if infer_dtype == train_dtype else _SCALE_SHARE_ALONE
-    limit = max(_STANDARD_ERRORS * standard_error, share * unit)
+    extra_rounding = max(abs(error.infer.scale_of_extra_rounding), abs(error.train.scale_of_extra_rounding))
+    limit = extra_rounding + max(_STANDARD_ERRORS * standard_error, share * unit)
     if not abs(difference) > limit:
         return None
     side: PairSide = "infer" if abs(error.infer.scale.value) >= abs(error.train.scale.value) else "train"
     sentence = (
         f"{error.place}: what {_SIDE_NAMES[side]} returns is {abs(difference):.1e} times its length longer or shorter "
-        "than on the other side, on every token alike: look at the norm's epsilon and weights"
+        "than on the other side, on every token alike, and rounding once more explains less: look at the norm's "
+        "epsilon and weights"
     )
     return error, side, abs(difference) / limit * _TIMES, None, sentence
 

@@ -19,6 +19,8 @@ from mismatch_probe.errors import BrokenRecord, RunDirectoryError, StorageError,
 from mismatch_probe.inert import command_line
 from mismatch_probe.reading import Unreadable, as_object, is_folder, is_there, read_json
 
+JOINED_FOLDER: Final = "joined"
+"""In the run of a log: the turns behind a break as a trainer has them that joins the turns."""
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",

@@ -117,6 +117,10 @@ class SideError(Record):
     """Against FP32 on what this side itself was given, which is what the place adds."""
     scale: Estimate
     """How much longer the output is than FP32 makes it, a systematic own error."""
+    scale_of_extra_rounding: float = 0.0
+    """Of a norm: what `scale` changes by where this side rounds its numbers before it multiplies them by the weights,
+    too, instead of once, or the reverse; computed of its weights and inputs. 0 elsewhere, and in older records.
+    """
     cosine: float
     """With the reference."""
     largest: float

@@ -336,6 +336,8 @@ class OwnSums:
     sequence_targets: Floats
     token_moments: Floats
     """[3]: sums over tokens of the squares and products of a token's `along` and `targets`."""
+    extra_along: Floats = field(default_factory=lambda: np.zeros(1))
+    """[1]: what `along` changes by where a norm rounds its numbers before it multiplies them by its weights, too."""
 
 
 @dataclass(frozen=True)
@@ -388,13 +390,11 @@ def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
 
 
 def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
-    infer, train = (
-        SideSums(
-            ErrorSums(**sides[side]["total"]),
-            ErrorSums(**sides[side]["own"]),
-            OwnSums(**sides[side]["own_by_number"]),
-            OwnSums(**sides[side]["between_parts"]),
-        )
-        for side in ("infer", "train")
-    )
+    infer, train = (_side(**sides[side]) for side in ("infer", "train"))
     return PlaceSums(None if layer < 0 else int(layer), str(place), infer, train, ErrorSums(**between))
+
+
+def _side(
+    total: dict[str, Floats], own: dict[str, Floats], own_by_number: dict[str, Floats], between_parts: dict[str, Floats]
+) -> SideSums:
+    return SideSums(ErrorSums(**total), ErrorSums(**own), OwnSums(**own_by_number), OwnSums(**between_parts))

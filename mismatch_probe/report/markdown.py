@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.inert import plain
-from mismatch_probe.notation import WrittenNumber, write_estimate, write_many, write_number, write_size
+from mismatch_probe.notation import WrittenNumber, write_estimate, write_many, write_number, write_percent, write_size
 from mismatch_probe.records.findings import Document, Explanation, Localization, SideExplanation
 from mismatch_probe.records.manifest import Manifest, ModelIdentity
 from mismatch_probe.records.summary import PairSummary, Summary, TokenInContext
@@ -291,7 +291,7 @@ def _failed_trials(side: SideExplanation) -> Iterator[tuple[str, str]]:
     failures = [trial for trial in side.trials if trial.departures and trial.explained <= _LEAST_OF_SQUARE]
     for trial in failures[:_MOST_TRIALS]:
         what = " and ".join(departure.what for departure in trial.departures)
-        share = f"{100 * max(trial.explained, 0):.0f} % of the square"
+        share = f"{write_percent(max(trial.explained, 0))} of the deviation's mean square"
         yield f"{who}: {what}", f"explains {share}, leaves {write_number(trial.residual_floors)} times rounding"
 
 

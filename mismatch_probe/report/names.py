@@ -175,6 +175,7 @@ def metric_aggregate(name: str) -> str:
 
 
 _STANDS_OUT = 2.0
+_FAR_BELOW = 4.0
 _MAX_TOKENS_NAMED = 3
 _TOKEN_CHARACTERS = 40
 
@@ -190,8 +191,13 @@ def _along_the_response(pair: PairSummary) -> Markup:
     overall = pair.metrics.get("abs_logprob_diff")
     if len(bins) < 2 or overall is None:
         return Markup()
-    worst = max(bins, key=lambda bin_: bin_.mean.value)
-    if worst.mean.value < _STANDS_OUT * overall.value:
+    worst, least = (choose(bins, key=lambda bin_: bin_.mean.value) for choose in (max, min))
+    if worst.mean.value < _STANDS_OUT * overall.value and least.mean.value < overall.value / _FAR_BELOW:
+        shape = (
+            f"mean |d| is {write_estimate(least.mean)} at {_tokens(least)}, against {write_estimate(overall)} over all "
+            "tokens: it is far smaller there"
+        )
+    elif worst.mean.value < _STANDS_OUT * overall.value:
         shape = "the deviation is even: no stretch of the response stands out"
     else:
         place = (

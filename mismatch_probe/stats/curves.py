@@ -84,6 +84,17 @@ def shape_of(values: Floats, staleness: Floats | None = None) -> CurveShape:
     return CurveShape(kind, float(np.exp(first)), float(np.exp(last)), chance, int(index[place]))
 
 
+def levels_at_ends(values: Floats) -> tuple[float, float]:
+    """The levels of a curve of any sign at its start and its end; twice its median where the level does not change."""
+    median = float(np.median(values))
+    if len(values) < FEWEST_STEPS:
+        return median, median
+    if _level_chance(_normal_scores(values)) > LEVEL_BY_CHANCE and _gap_of_ends(values) <= 0:
+        return median, median
+    edge = max(3, round(_EDGE * len(values)))
+    return float(np.median(values[:edge])), float(np.median(values[-edge:]))
+
+
 def _normal_scores(values: Floats) -> Floats:
     from scipy.special import ndtri
     from scipy.stats import rankdata
@@ -103,9 +114,14 @@ def _level_chance(scores: Floats) -> float:
 
 def _leaps(logs: Floats) -> bool:
     """Whether all values of an end lie far beyond all of the other half: what a test of a few values can miss."""
-    fewest, half = max(_FEWEST_OF_A_LEAP, len(logs) // 10), len(logs) // 2
-    ends = ((logs[:half], logs[-fewest:]), (logs[:fewest], logs[half:]))
-    return any(max(last.min() - first.max(), first.min() - last.max()) > np.log(LEAP) for first, last in ends)
+    return _gap_of_ends(logs) > float(np.log(LEAP))
+
+
+def _gap_of_ends(values: Floats) -> float:
+    """By how much all values of an end lie beyond all of the other half; negative where they do not."""
+    fewest, half = max(_FEWEST_OF_A_LEAP, len(values) // 10), len(values) // 2
+    ends = ((values[:half], values[-fewest:]), (values[:fewest], values[half:]))
+    return float(max(max(last.min() - first.max(), first.min() - last.max()) for first, last in ends))
 
 
 def _memory_of(scores: Floats, cut: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from mismatch_probe.notation import write_count, write_estimate, write_fold, wri
 from mismatch_probe.records.lines import Contradiction, CurveReading, MetricCurve, NextColumn, PublishedBand
 from mismatch_probe.records.summary import StepSummary, Verdict
 from mismatch_probe.stats.catalogue import metric_meaning
-from mismatch_probe.stats.curves import CurveShape, shape_of
+from mismatch_probe.stats.curves import CurveShape, levels_at_ends, shape_of
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.stats.sequences import Floats
@@ -215,7 +215,7 @@ def _metric_curve(curve: NamedCurve, ages: Floats | None) -> MetricCurve:
         sign = -1.0 if curve.metric == "prob_pearson" else 1.0
         levels = best + sign * shape.first_level, best + sign * shape.last_level
     elif len(values):
-        levels = float(np.median(values)), float(np.median(values))
+        levels = levels_at_ends(values)
     stride = max(1, -(-len(curve.steps) // _MOST_POINTS))
     at_step = None if shape is None or shape.place is None else int(steps[shape.place])
     level = levels[1] if len(values) else 0.0

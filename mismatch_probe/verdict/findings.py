@@ -19,7 +19,7 @@ from mismatch_probe.verdict.curves import step_to_explain
 from mismatch_probe.verdict.headline import HEADROOM, explain_command, foremost, headline, localize_command, overall
 
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
-_BY_EXPLAIN: Final = "explain, with the checkpoint: "
+BY_EXPLAIN: Final = "explain, with the checkpoint: "
 _BY_LOCALIZE: Final = "localize, inside both sides: "
 _CHECKPOINT_WOULD_TELL: Final = "the checkpoint would tell whether it is a bug"
 _CHECKPOINT_TOLD_NOTHING: Final = "no cause that was computed from the checkpoint explains it (explain)"
@@ -152,9 +152,9 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
     """
     result = explanation.verdict
     if result.kind == "broken":
-        return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{_BY_EXPLAIN}{result.sentence}"])})
+        return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{BY_EXPLAIN}{result.sentence}"])})
     if result.kind == "clean":
-        evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
+        evidence = _with_lines(verdict, [f"{BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
         if verdict.kind != "undecided" or kl is None:
             return verdict.model_copy(update={"evidence": evidence})
         cause = Cause.of(
@@ -165,7 +165,7 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
             proof=", and each is as declared with its checkpoint",
         )
         return Verdict(kind="precision", also=verdict.also, **cause.model_dump())
-    evidence = _with_lines(verdict, [f"{_BY_EXPLAIN}{line}" for line in result.evidence])
+    evidence = _with_lines(verdict, [f"{BY_EXPLAIN}{line}" for line in result.evidence])
     others = (
         [Cause.model_validate(verdict.model_dump(include=set(Cause.model_fields)))] if verdict.kind == "bug" else []
     )

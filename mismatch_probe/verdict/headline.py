@@ -8,8 +8,9 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
-from mismatch_probe.notation import write_estimate, write_many, write_percent
+from mismatch_probe.notation import shown_number, write_estimate, write_many, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.curves import course_words, growth_sentence, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
@@ -71,7 +72,7 @@ def _of_growth(
 ) -> str:
     """The growth, how large it became, and the verdict, which is on all steps together."""
     assert pair.growth is not None
-    grew = growth_sentence(pair.growth, against_limit(pair.growth.last.value))
+    grew = growth_sentence(pair.growth, against_limit(pair.growth.last))
     if pair.verdict.kind == "undecided" and pair.verdict.code == Code.UNEXPLAINED:
         return f"{grew}. Undecided: {_what_would_decide(pair)}{_but_known(pairs, preflight)}."
     return f"{grew}. Over all steps: {_of_mean(pair, pairs, contrasts, preflight)}"
@@ -122,9 +123,9 @@ def _but_known(pairs: Sequence[PairSummary], preflight: Sequence[SettingFinding]
     return f"; but {_first_few(differences)}" if differences else ""
 
 
-def against_limit(kl: float) -> str:
-    """`7 % of NeMo-RL's limit`, or `12 times NeMo-RL's limit`."""
-    share = kl / KL_LIMIT
+def against_limit(kl: Estimate | float) -> str:
+    """`7 % of NeMo-RL's limit`, or `12 times NeMo-RL's limit`; of an estimate by the digits that are shown of it."""
+    share = (shown_number(kl) if isinstance(kl, Estimate) else kl) / KL_LIMIT
     if share < 0.01:
         return f"less than 1 % of {KL_LIMIT_NAME}"
     times = float(f"{share:.3g}")
@@ -177,7 +178,7 @@ def _kl_and_limit(pair: PairSummary) -> str:
     kl = pair.metrics["kl_k3"]
     levels = levels_of(pair.steps) if pair.growth is None else None
     course = "" if levels is None else f", {course_words(levels)}"
-    return f"{write_estimate(kl).value} a token, {against_limit(kl.value)}{course}"
+    return f"{write_estimate(kl).value} a token, {against_limit(kl)}{course}"
 
 
 def _of_few_prompts(pair: PairSummary) -> str:
@@ -272,8 +273,11 @@ _SERVER_BESIDE_ENGINE: Final = (
 
 
 def with_next_commands(case: Case, verdict: Verdict) -> Verdict:
-    """The verdict, with the commands that look closer added to its advice."""
-    return verdict.model_copy(update={"advice": [*verdict.advice, *_commands(case, verdict)]})
+    """The verdict, with the commands that look closer added to its advice; the one that decides comes first."""
+    commands = _commands(case, verdict)
+    is_open = verdict.kind == "undecided" and case.growth is None
+    advice = [*commands, *verdict.advice] if is_open else [*verdict.advice, *commands]
+    return verdict.model_copy(update={"advice": advice})
 
 
 def localize_command(train: str, infer: str) -> str:

@@ -103,7 +103,7 @@ def noise_sentences(blame: Blame | None) -> list[str]:
     of_noise, of_d = sum(floor.value**2 for floor in floors.values()) / 2, blame.rms_difference.value**2
     if of_noise and of_d:
         share = "all" if of_noise >= of_d else write_percent(of_noise / of_d)
-        sentences.append(f"noise of that size makes {share} of the square of d")
+        sentences.append(f"noise of that size makes up {share} of d (share of the mean square)")
     return sentences
 
 
@@ -202,12 +202,13 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
         cause = Cause.of(
             Code.UNEXPLAINED,
             [usual_size_sentence(case, disagreement), *evidence],
-            _length_advice(case),
+            _length_advice(case, "token-level corrections bound that until the cause is known"),
             what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **cause.model_dump())
     evidence.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
-    rounding = Cause.of(Code.PRECISION, evidence, _length_advice(case), kl=size, proof=", and agree in FP32")
+    advice = _length_advice(case, "use a closer dtype or token-level corrections")
+    rounding = Cause.of(Code.PRECISION, evidence, advice, kl=size, proof=", and agree in FP32")
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())
@@ -234,7 +235,7 @@ def _length_evidence(case: Case) -> list[str]:
     ]
 
 
-def _length_advice(case: Case) -> list[str]:
+def _length_advice(case: Case, remedy: str) -> list[str]:
     """None where the KL grows: no dtype fixes what changed on the way, and the budget is of a mean over all steps."""
     if case.length is None or case.length.budget_tokens is None or case.growth is not None:
         return []
@@ -242,7 +243,7 @@ def _length_advice(case: Case) -> list[str]:
         return []
     return [
         "Responses are longer than the length budget: sequence-level importance weights lose more than half of their "
-        "effective sample; use a closer dtype or token-level corrections."
+        f"effective sample; {remedy}."
     ]
 
 
@@ -253,7 +254,7 @@ def _side_evidence(case: Case) -> list[str]:
 
 
 def where_the_error_is(share: Estimate) -> str:
-    """By the training path's share of the squared error, and what is left for the engine."""
+    """By the training path's share of the mean squared error, and what is left for the engine."""
     if share.value > DOMINANT_SIDE_SHARE:
         where = "mostly on the training side"
     elif share.value < 1 - DOMINANT_SIDE_SHARE:
@@ -261,8 +262,8 @@ def where_the_error_is(share: Estimate) -> str:
     else:
         where = "on both sides"
     return (
-        f"{where}: the training path makes {write_percent(share.value)} of the squared error, the engine "
-        f"{write_percent(1 - share.value)}"
+        f"{where}: the training path causes {write_percent(share.value)} of it, the engine "
+        f"{write_percent(1 - share.value)} (shares of the mean square)"
     )
 
 

@@ -96,7 +96,7 @@ def test_every_stage_of_a_plan_has_words() -> None:
     words = {stage_words(stage) for stage in stages}
     assert {type(stage) for stage in stages} == set(module._STAGE_WORDS)
     assert {"vLLM samples in BF16", "the server samples in prod", "PyTorch scores the responses in mine"} <= words
-    assert "the FP32 reference, weights rounded to BF16, scores the responses" in words
+    assert "the FP32 reference with BF16 weights scores" in words
 
 
 def test_lines_are_sparse(at: At) -> None:
@@ -229,6 +229,25 @@ def test_a_stage_that_takes_long_says_so_on_a_terminal(monkeypatch: pytest.Monke
         line.begin("starting vLLM", 1, 3)
         now[0] = 12.0
         assert line.__rich__().plain == "part 1 of 3: starting vLLM, 12 s"
+
+
+def test_a_line_that_is_too_long_for_a_narrow_terminal_is_said_in_fewer_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def shown(width: int) -> str:
+        with progress_line(Console(file=StringIO(), width=width), lambda: 1080.0) as line:
+            line.begin("the FP32 reference with BF16 weights scores", 10, 12, "7 of 64 responses of batch 3 of 16")
+            now[0] += 12
+            return line.__rich__().plain
+
+    line = (
+        "part 10 of 12, about 18 min left: the FP32 reference with BF16 weights scores, "
+        "7 of 64 responses of batch 3 of 16, 12 s"
+    )
+    assert shown(120) == line
+    assert shown(95) == line.removesuffix(" responses of batch 3 of 16, 12 s") + ", 12 s"
+    assert shown(80) == "10 of 12, 18 min left: the FP32 reference with BF16 weights scores, 7 of 64"
 
 
 def test_a_terminal_shows_something_before_anything_is_heard() -> None:

@@ -10,7 +10,9 @@ import pytest
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.answers import Decision
+from mismatch_probe.guards.diagnosis import Window
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.guards.recovery import policy_is_calm
 from mismatch_probe.guards.rules import DEFAULT_GUARDS
 
 REWARD_GUARDS = ("reward-collapse", "reward-decline")
@@ -131,6 +133,39 @@ def test_a_fall_step_by_step_by_a_gradient_of_the_other_sign_is_rolled_back_and_
     assert "rollback" in actions_asked_for(decisions)
     causes = {decision.diagnosis.cause for decision in decisions if decision.diagnosis is not None}
     assert causes == {EndCause.HARMFUL_UPDATES}
+
+
+RAISED_TOO_FAR = [
+    2e-5,
+    3e-4,
+    0.0086,
+    0.014,
+    0.0024,
+    0.054,
+    0.049,
+    0.012,
+    0.0051,
+    0.13,
+    0.011,
+    0.0061,
+    0.0092,
+    0.014,
+    0.011,
+]
+"""Shifts as measured in BF16 at a rate that was raised to eight times what it had come down to; the reward was halved
+from the eleventh step on.
+"""
+
+
+@pytest.mark.parametrize(("last", "is_calm"), [(0.077, False), (0.02, True)])
+def test_a_policy_that_an_update_moved_too_far_is_not_calm_however_far_they_always_do(
+    last: float, is_calm: bool
+) -> None:
+    shifts = [*RAISED_TOO_FAR, last]
+    history = {
+        step: {"update/policy_shift_k3": shift, "policy/entropy": 0.04} for step, shift in enumerate(shifts, start=1)
+    }
+    assert policy_is_calm(Window(history, []), start=11) is is_calm
 
 
 def fallen_over(slide: int, seed: int) -> list[str]:

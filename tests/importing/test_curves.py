@@ -204,7 +204,13 @@ def test_import_makes_a_folder_that_report_shows(tmp_path: Path) -> None:
     document = CurveReading.model_validate_json(answer.stdout)
     assert kind_of(run) is RunKind.CURVES
     assert CurvesDirectory(run).read() == document
-    assert "Compared with published numbers" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "Compared with published numbers" in page
+    assert "<h3>chi-squared of responses</h3>" in page
+    assert "chi2 seq below zero" not in page
+    k1 = next(curve for curve in document.curves if curve.metric == "kl_k1")
+    assert k1.last_level == k1.values[-2]
+    assert [band.relation for band in k1.bands] == ["above"]
     screen = probe("report", run, code=ExitCode.PASS).stdout
     assert document.verdict.sentence in screen
     assert "miles, mismatch blog, 300 runs" in screen

@@ -184,6 +184,18 @@ def test_turns_behind_a_break_are_written_as_a_trainer_has_them(tmp_path: Path, 
         assert origin.turns.num_broken == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_broken", [0, 2])
+def test_an_answer_names_the_turns_that_its_verdict_does_not_count(tmp_path: Path, num_broken: int) -> None:
+    responses = [json.loads(line) for line in log_of_turns(tmp_path / "mu.jsonl", num_broken).read_text().splitlines()]
+    both_sides = [each | {"train_logprobs": [mu - 0.01 for mu in each["logprobs"]]} for each in responses]
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", both_sides))
+    answer = probe("report", run.path)
+    for text in (answer.stdout, run.report_path.read_text()):
+        assert ("a trainer that joins the turns scores them" in text) == (num_broken > 0)
+    assert (f"import {run.path}/joined --model CHECKPOINT" in answer.stdout) == (num_broken > 0)
+
+
 def choices_gate(metric: str, least: float) -> str:
     return f'[gate]\nmin_sequences = 8\nmax_sequences = 8\n[[gate.check]]\nmetric = "{metric}"\nmin = {least}\n'
 

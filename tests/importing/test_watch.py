@@ -54,10 +54,8 @@ def test_a_guard_that_asks_for_a_rollback_is_no_pass(folder: Path, guards: Path)
     answer, record = watched(folder, "--guards", guards, code=ExitCode.GATE_FAILED)
     assert len(record.steps) == 6
     assert record.stopped_at is None
-    assert (
-        "fail: guards asked for more than a warning: rollback at step 3 (mismatch); judged 6 of 6 steps"
-        in answer.stderr
-    )
+    sentence = "fail: guards asked for more than a warning: go back to the last good checkpoint at step 3 (mismatch)"
+    assert f"{sentence}; judged 6 of 6 steps" in answer.stderr
 
 
 @pytest.mark.slow
@@ -235,7 +233,10 @@ def test_one_file_whose_rows_name_their_step_is_judged_step_by_step(
     answer, record = watched(log if is_named else folder, "--guards", guards, code=ExitCode.GATE_FAILED)
     assert [(step.step, step.num_responses) for step in record.steps] == [(step, 16) for step in range(6)]
     assert (record.answer, record.exit_code) == ("fail", ExitCode.GATE_FAILED)
-    assert "fail: guards asked for more than a warning: rollback at step 3 (mismatch)" in answer.stderr
+    assert (
+        "fail: guards asked for more than a warning: go back to the last good checkpoint at step 3 (mismatch)"
+        in answer.stderr
+    )
 
 
 def test_the_closing_lines_show_how_the_mismatch_went_and_what_to_do_next(folder: Path, guards: Path) -> None:

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.config.model import TrainingPathSettings
@@ -26,6 +29,7 @@ from mismatch_probe.training_path.precision import undivided_modules
 from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import Bench, Held, some_sequences
 from tests.localize.conftest import NUM_LAYERS
+from tests.tiny_models import make_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -174,3 +178,76 @@ def test_a_side_that_overflows_is_named_instead_of_measured(checkpoint: Checkpoi
     bench.record("overflowing")
     with pytest.raises(BrokenRecord, match=r"training path computes at model\.layers\.1 is not finite in fp16"):
         bench.hold("clean", "overflowing")
+
+
+class _OneRounding:
+    """A tiny model's training path, and the same with norms as a kernel has them that rounds their product alone.
+
+    transformers' own rounds the normalised numbers, too. The weights are the number below 2: products of it with
+    numbers of 16 bits are rounded towards zero on average.
+    """
+
+    def __init__(self, family: str, scratch: Path, dtype: Dtype) -> None:
+        folder = make_checkpoint(scratch / "checkpoint", family, num_hidden_layers=2)
+        below_2 = 2 - 2 * dtype.round_off
+        file = folder / "model.safetensors"
+        weights = {
+            name: torch.full_like(tensor, below_2) if "norm" in name else tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(weights, file, metadata={"format": "pt"})
+        self.bench = Bench(folder, scratch, dtype)
+        self.norms = [module for name, module in self.bench.model.named_modules() if name.endswith("norm")]
+        self.mean_square = 0.0
+        handle = self.bench.model.base_model.norm.register_forward_pre_hook(self._measure)
+        self.bench.record("twice")
+        handle.remove()
+
+    def _measure(self, _: Any, args: tuple[Tensor]) -> None:
+        self.mean_square = float(args[0].float().square().mean())
+
+    def record_once(self, side: str) -> None:
+        handles = [norm.register_forward_hook(_rounded_once) for norm in self.norms]
+        self.bench.record(side)
+        for handle in handles:
+            handle.remove()
+
+
+def _rounded_once(norm: Any, args: tuple[Tensor], _: Tensor) -> Tensor:
+    numbers = args[0].float()
+    normalised = numbers * torch.rsqrt(numbers.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return (normalised * norm.weight.float()).to(args[0].dtype)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_norm_that_rounds_twice_beside_one_that_rounds_once_is_no_fault(
+    family: str, dtype: Dtype, tmp_path: Path
+) -> None:
+    sides = _OneRounding(family, tmp_path, dtype)
+    sides.record_once("once")
+    for pair in (("once", "twice"), ("twice", "once")):
+        held = sides.bench.hold(*pair)
+        assert held.suspects == []
+        norm = held.error(None, "norm")
+        made = abs(norm.infer.scale.value - norm.train.scale.value)
+        assert made == pytest.approx(abs(norm.infer.scale_of_extra_rounding), rel=0.05)
+        assert made > dtype.round_off / 4, "what accused these norms"
+
+
+@pytest.mark.parametrize("wrong_side", ["once", "twice"])
+@pytest.mark.parametrize("fault", ["epsilon", "weight"])
+def test_a_norm_that_is_wrong_is_named_though_the_sides_round_otherwise(
+    wrong_side: str, fault: str, tmp_path: Path
+) -> None:
+    sides = _OneRounding("llama", tmp_path, Dtype.BF16)
+    sides.record_once("once")
+    norm: Any = sides.bench.model.base_model.norm
+    if fault == "epsilon":
+        norm.variance_epsilon += 0.01 * sides.mean_square
+    else:
+        norm.weight.data = norm.weight.data * 0.995
+    {"once": sides.record_once, "twice": sides.bench.record}[wrong_side]("wrong")
+    for pair in (("wrong", "twice" if wrong_side == "once" else "once"), ("once", "wrong"), ("twice", "wrong")):
+        (suspect,) = sides.bench.hold(*pair).suspects
+        assert (suspect.place, suspect.side) == ("norm", "infer" if pair[0] == "wrong" else "train")

@@ -224,7 +224,7 @@ def _verdict(pair: tuple[Dtype, Dtype], metrics: dict[str, Estimate], exact: dic
                 Cause(
                     code="one_sided_dtype",
                     sentence="The training path errs more.",
-                    evidence=["92 % of the square is its own", "rms error 0.01 for pi"],
+                    evidence=["92 % of it is its own", "rms error 0.01 for pi"],
                     advice=["Give both sides one dtype."],
                 )
             ],

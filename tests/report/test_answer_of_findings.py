@@ -35,7 +35,7 @@ HOT = Verdict(
     kind="bug",
     code="temperature",
     sentence="The engine's side (mu) departs from its declared settings: temperature 1.3.",
-    evidence=["temperature 1.3 explains 97 % of the square"],
+    evidence=["temperature 1.3 explains 97 % of the deviation (share of the mean square)"],
     advice=["Use one temperature."],
 )
 

@@ -158,7 +158,7 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     assert "% of NeMo-RL's limit" in before.splitlines()[0]
     assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
     assert re.search(
-        r"Who errs +the error against the reference is .*: the training path makes \d+ % of the squared error, the",
+        r"Who errs +the error against the reference is .*: the training path causes \d+ % of it, the",
         before,
     )
     blame = summary.pairs[0].blame

@@ -1,6 +1,7 @@
 """When two sides disagree, the report points at the place."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,17 @@ def test_a_bug_at_the_start_is_placed_at_the_first_token_and_on_its_side() -> No
 
 def test_an_even_deviation_is_not_given_a_place() -> None:
     assert "the deviation is even" in words(exact_pair(samples.Simulation()))
+
+
+def test_a_deviation_that_is_small_up_to_a_place_is_not_even() -> None:
+    pair = exact_pair(samples.Simulation())
+    assert pair.length is not None
+    first, *later = pair.length.abs_diff_by_position
+    small = replace(first, mean=replace(first.mean, value=first.mean.value / 20))
+    bent = replace(pair.length, abs_diff_by_position=[small, *later])
+    text = words(pair.model_copy(update={"length": bent}))
+    assert "the deviation is even" not in text
+    assert "it is far smaller there" in text
 
 
 def test_a_response_that_holds_the_worst_tokens_is_named() -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.curves import shape_of
+from mismatch_probe.stats.curves import levels_at_ends, shape_of
 
 SPREAD = 0.3
 """Standard deviation of the logarithm of each value."""
@@ -97,6 +97,16 @@ def test_few_or_no_values_have_no_shape() -> None:
     assert shape_of(np.ones(5)).kind == "too_short"
     assert shape_of(np.zeros(50)).kind == "too_short"
     assert shape_of(np.ones(50)).kind == "flat"
+
+
+def test_the_ends_of_a_curve_of_any_sign_are_its_levels_where_it_changes() -> None:
+    rng = np.random.default_rng(3)
+    noisy = rng.normal(0, 1e-3, 60)
+    first, last = levels_at_ends(noisy + np.linspace(0, 0.5, 60))
+    assert first == pytest.approx(0, abs=0.02)
+    assert last == pytest.approx(0.5, abs=0.02)
+    assert levels_at_ends(noisy) == (np.median(noisy), np.median(noisy))
+    assert levels_at_ends(np.array([0.0, 5.0])) == (2.5, 2.5)
 
 
 def test_a_level_is_never_beyond_what_was_logged_of_a_curve_that_bends() -> None:

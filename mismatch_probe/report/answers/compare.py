@@ -10,10 +10,22 @@ from typing import Final
 from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import COARSE, Dtype
-from mismatch_probe.notation import ABSENT, join_names, write_estimate, write_fold, write_many, write_token_count
-from mismatch_probe.records.files import EVALUATION
+from mismatch_probe.inert import command_line
+from mismatch_probe.notation import (
+    ABSENT,
+    join_names,
+    shown_number,
+    write_count,
+    write_estimate,
+    write_fold,
+    write_many,
+    write_percent,
+    write_token_count,
+)
+from mismatch_probe.records.files import EVALUATION, JOINED_FOLDER
 from mismatch_probe.records.findings import Document, Localization, Suspect
 from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.names import advice_parts, pair_label
 from mismatch_probe.report.pairs import (
@@ -105,7 +117,7 @@ def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
     up_to = f" of up to {write_many(longest, 'token')}" if longest else ""
     return [
         f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}{up_to}",
-        f"temperature {sampling.temperature:g}",
+        f"temperature {sampling.temperature:g}{' as declared' if manifest.log is not None else ''}",
         f"{engines} against {trainers}",
     ]
 
@@ -149,12 +161,33 @@ def _faults(summary: Summary) -> list[str]:
 def summary_of_run(summary: Summary, run: Path, documents: Sequence[Document]) -> Summary:
     """The summary of the run in the folder `run` with the `documents` of that folder; the advice names the folder."""
     full = with_findings(summary, documents)
-    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run)}) for pair in full.pairs]
+    further = _of_broken_turns(run)
+    pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run, further)}) for pair in full.pairs]
     return full.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
 
-def _to_follow(verdict: Verdict, run: Path) -> Verdict:
-    return verdict.model_copy(update={"advice": [_in_folder(advice, run) for advice in verdict.advice]})
+def _to_follow(verdict: Verdict, run: Path, further: Sequence[str]) -> Verdict:
+    return verdict.model_copy(update={"advice": [*(_in_folder(advice, run) for advice in verdict.advice), *further]})
+
+
+def _of_broken_turns(run: Path) -> list[str]:
+    """Of a log whose turns do not begin with the turn before: how many, and the command that measures what it costs."""
+    directory = RunDirectory(run)
+    log = directory.read_manifest().log if directory.manifest_path.exists() else None
+    if log is None or log.turns is None or not log.turns.num_broken:
+        return []
+    turns = log.turns
+    share = f"{write_count(turns.num_broken)} of {write_count(turns.num_turns)}"
+    sentence = (
+        f"{share} turns after the first ({write_percent(turns.broken_share)}) do not begin with the turn before: a "
+        "trainer that joins the turns scores them after another context, which the verdict does not count"
+    )
+    if not turns.num_joined:
+        return [f"{sentence}."]
+    command = command_line(
+        "import", run / JOINED_FOLDER, "--model", "CHECKPOINT", "--out", "JOINED", "--scored", "SCORED"
+    )
+    return [f"{sentence}. What that costs: `{command}`"]
 
 
 def _in_folder(advice: str, run: Path) -> str:
@@ -204,9 +237,7 @@ def compare_tiles(summary: Summary, documents: Sequence[Document] = ()) -> list[
 
 def _kl_tile(pair: PairSummary) -> Tile:
     kl = pair.metrics["kl_k3"]
-    return Tile(
-        f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl.value)} ({KL_LIMIT:g})"
-    )
+    return Tile(f"{pair_label(pair)}: KL per token", write_estimate(kl).value, f"{against_limit(kl)} ({KL_LIMIT:g})")
 
 
 def _growth_tiles(growth: StepGrowth) -> list[Tile]:
@@ -214,7 +245,7 @@ def _growth_tiles(growth: StepGrowth) -> list[Tile]:
     first, last = write_estimate(growth.first).value, write_estimate(growth.last)
     at_end = f"step {growth.last_step}" if growth.last_from == growth.last_step else "the last steps"
     tiles = [
-        Tile(f"KL per token at {at_end}", last.value, f"{against_limit(growth.last.value)} ({KL_LIMIT:g})"),
+        Tile(f"KL per token at {at_end}", last.value, f"{against_limit(growth.last)} ({KL_LIMIT:g})"),
     ]
     if growth.ratio is not None:
         most = ""
@@ -244,7 +275,7 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     tokens = law.budget_tokens or law.budget_closed_form
     assert tokens is not None
     median = law.median_response
-    times = tokens.value / median
+    times = shown_number(tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
     note = f"{factor} times the median response here, {write_token_count(median)} tokens"

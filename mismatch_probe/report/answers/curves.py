@@ -190,18 +190,25 @@ def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, Publishe
         "",
         [Note("For these take a log of tokens:", reading.open_questions)],
     )
-    yield Section("names", "Names and sources", "", [_names_table(reading.curves), *_files_read(reading)])
+    yield Section(
+        "names", "Names and sources", "", [_names_table(reading.curves), *_files_read(reading)], is_folded=True
+    )
 
 
 def _finding(number: int, contradiction: Contradiction) -> Finding:
     badge = Badge("broken", "contradiction") if contradiction.is_exact else Badge("undecided", "void")
     return Finding(
         f"contradiction-{number}",
-        contradiction.law.replace("_", " "),
+        _law_words(contradiction),
         badge,
         f"{contradiction.sentence}.",
         [("What it means", [contradiction.means]), ("Read", [visible(name) for name in contradiction.curves])],
     )
+
+
+def _law_words(contradiction: Contradiction) -> str:
+    """What the sentence is about, up to its first number: `chi-squared of responses`."""
+    return contradiction.sentence.split(" is ")[0]
 
 
 def _names_table(curves: Sequence[MetricCurve]) -> Table:
@@ -210,7 +217,7 @@ def _names_table(curves: Sequence[MetricCurve]) -> Table:
         Column("trainer", lambda curve: curve.trainer, is_text=True),
         Column("here", lambda curve: curve.words, is_text=True),
         Column("level", _level_of_curve),
-        Column("how it differs", lambda curve: curve.note or ABSENT, is_text=True),
+        Column("how it differs", lambda curve: curve.note or "as ours", is_text=True),
         Column("computed in", lambda curve: curve.source, is_text=True),
     ]
     return Table.of("Whose metric, and which of ours", curves, columns, is_stacked=True)

@@ -111,11 +111,15 @@ def _side_finding(explanation: Explanation, side: SideExplanation) -> Finding:
 def _trials(side: SideExplanation) -> Table:
     columns: list[Column[Trial]] = [
         Column("if", lambda trial: visible(_trial_words(trial))),
-        Column("explains of the square", _explained_share),
+        Column("explains", _explained_share),
         Column("leaves", _floors),
         Column("leaves, nats", lambda trial: write_number(trial.residual_nats)),
     ]
-    return Table.of(f"Tried on the {SIDES[side.side]}'s side", side.trials[:_MOST_TRIALS], columns)
+    return Table.of(
+        f"Tried on the {SIDES[side.side]}'s side, and the share of the mean square of its deviation that it explains",
+        side.trials[:_MOST_TRIALS],
+        columns,
+    )
 
 
 def _explained_share(trial: Trial) -> Cell:

@@ -46,7 +46,7 @@ def _outcome(record: WatchRecord) -> str:
     if record.answer != "pass":
         return f"{record.answer}: {record.reason}"
     if record.growth is not None:
-        size = against_limit(record.growth.last.value)
+        size = against_limit(record.growth.last)
         return f"pass with a warning: {growth_sentence(record.growth, size)}; {record.reason}"
     if record.curve is not None:
         warning = " with a warning" if rises(record.curve) else ""

@@ -49,6 +49,7 @@ _FOOT, _HEAD = 0.02, 0.98
 _FRAME, _PHASE, _BAR = 70, 8, 20
 """Pixels around the bars, between phases, and of a bar."""
 _EACH_STEP = 7
+_MANY = 1000.0
 _ROOM_FOR_WORDS = 1.6
 
 
@@ -158,6 +159,8 @@ def draw(
             figure.update_axis("y", range=_SHARE_LIMITS)
         elif bounds:
             figure.fit_axis("y", linear_range(values, bounds))
+        if scale == "linear" and max(map(abs, filter(math.isfinite, values)), default=0.0) >= _MANY:
+            figure.update_axis("y", exponentformat="SI")
         for event in events:
             _draw_events(figure, event)
 

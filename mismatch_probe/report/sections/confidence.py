@@ -68,7 +68,7 @@ def confidence(summary: Summary) -> Section | None:
 def _confidence_figure(pairs: list[PairSummary], style_of: StyleOf) -> Figure:
     heading = Heading(
         "confidence-mean",
-        "Mean |d| by reference probability",
+        f"Mean |d| by {_probability(pairs)}",
         "; ".join(
             f"{pair_label(pair)} goes from {write_estimate(pair.confidence[0].mean_abs_diff)} in the lowest bin to "
             f"{write_estimate(pair.confidence[-1].mean_abs_diff)} in the highest"
@@ -84,6 +84,12 @@ def _confidence_figure(pairs: list[PairSummary], style_of: StyleOf) -> Figure:
         [_confidence_table(pair) for pair in pairs[:DETAILED_PAIRS]],
         key=[(pair_label(pair), style_of(pair)) for pair in pairs],
     )
+
+
+def _probability(pairs: Sequence[PairSummary]) -> str:
+    """Whose probability the bins are of: mu's where no pair has a reference."""
+    has_reference = any(bin_.rms_error_pi is not None for pair in pairs for bin_ in pair.confidence)
+    return "reference probability" if has_reference else _MEASURES["inference_probability"]
 
 
 def _by_position(by: str, pairs_with_curve: Separated) -> Figure:
@@ -129,14 +135,18 @@ def _range(curve: ConfidenceCurve) -> str:
 
 
 def _confidence_table(pair: PairSummary) -> Table:
+    probability = _probability([pair])
     columns: list[Column[ConfidenceBin]] = [
-        Column("reference probability", bin_label),
+        Column(probability, bin_label),
         Column("tokens", lambda bin_: write_count(bin_.num_tokens)),
         Column("mean |d|", lambda bin_: write_estimate(bin_.mean_abs_diff)),
-        Column("rms of e_pi", lambda bin_: write_number(bin_.rms_error_pi)),
-        Column("rms of e_mu", lambda bin_: write_number(bin_.rms_error_mu)),
     ]
-    return Table.of(f"{pair_label(pair)} by reference probability", pair.confidence, columns)
+    if any(bin_.rms_error_pi is not None for bin_ in pair.confidence):
+        columns += [
+            Column("rms of e_pi", lambda bin_: write_number(bin_.rms_error_pi)),
+            Column("rms of e_mu", lambda bin_: write_number(bin_.rms_error_mu)),
+        ]
+    return Table.of(f"{pair_label(pair)} by {probability}", pair.confidence, columns)
 
 
 def _confidence_panel(heading: Heading, pairs: Sequence[PairSummary], style_of: StyleOf) -> Panel:
@@ -144,7 +154,7 @@ def _confidence_panel(heading: Heading, pairs: Sequence[PairSummary], style_of: 
     edges = sorted({edge for pair in pairs for bin_ in pair.confidence for edge in (bin_.low, bin_.high)})
 
     def on(figure: Drawing) -> None:
-        titles(figure, "reference probability of the sampled token", "mean |d|, nats")
+        titles(figure, f"{_probability(pairs)} of the sampled token", "mean |d|, nats")
         for pair in pairs:
             bins = [bin_ for bin_ in _bins_of_enough_responses(pair) if bin_.mean_abs_diff.value > 0]
             x = [float(edges.index(bin_.low)) for bin_ in bins]

@@ -153,7 +153,7 @@ def _table_of_errors(blames: Blamed) -> Table:
         ("correlation of the two", lambda blame: write_estimate(blame.error_correlation)),
         ("rms of d", lambda blame: write_estimate(blame.rms_difference)),
         ("rms of d if they were independent", lambda blame: write_number(blame.rms_if_independent)),
-        ("pi's share of the squared error", lambda blame: write_estimate(blame.share_pi)),
+        ("pi's share of the mean squared error", lambda blame: write_estimate(blame.share_pi)),
     ]
     columns: list[Column[tuple[str, Callable[[Blame], Cell]]]] = [
         Column("", lambda row: row[0]),

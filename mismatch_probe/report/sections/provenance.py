@@ -72,6 +72,9 @@ def _write_move(nats: object) -> str:
     return "the same bits" if nats == 0 else f"log-probs move by up to {write_number(nats)} nats"
 
 
+_HARDWARE = {"cpu": "processor", "cpu_cores": "cores", "memory_bytes": "memory", "gpus": "GPUs"}
+_GIT = {"dirty": "changes not committed"}
+"""What is shown for names of the manifest."""
 _VALUE_CHARACTERS = 300
 _ABSENT = "—"
 
@@ -107,20 +110,34 @@ def provenance(manifest: Manifest) -> Section:
 
 def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
     """What was run on what: checkpoint, versions, hardware, git."""
-    model = manifest.model.model_dump(mode="json", exclude={"folder"})
-    model["weight_bytes"] = write_size(manifest.model.weight_bytes)
-    hardware = dict(manifest.hardware)
-    if "memory_bytes" in hardware:
-        hardware["memory"] = write_size(hardware.pop("memory_bytes"))
-    if hardware.get("gpus") == []:
-        hardware["gpus"] = "none"
+    checkpoint = manifest.model
+    start = checkpoint.start_token
+    facts = {
+        "name": checkpoint.name,
+        "architecture": checkpoint.architecture,
+        "stored in": checkpoint.checkpoint_dtype or "not known",
+        "size of the weights": write_size(checkpoint.weight_bytes),
+        "longest context": "not known"
+        if checkpoint.context_length is None
+        else f"{write_count(checkpoint.context_length)} tokens",
+        "tokenizer": "there" if checkpoint.has_tokenizer else "none: tokens are shown by their ids",
+        "a text begins with": "no token of its own" if start is None else f"{start[1]} (token {start[0]})",
+        **({"other inputs": "images or sounds, which are not measured"} if checkpoint.sees_too else {}),
+        "fingerprint of the files": checkpoint.fingerprint,
+    }
+    hardware = {_HARDWARE.get(name, name): value for name, value in manifest.hardware.items()}
+    if "memory" in hardware:
+        hardware["memory"] = write_size(hardware["memory"])
+    if hardware.get("GPUs") == []:
+        hardware["GPUs"] = "none"
+    git = {_GIT.get(name, name): value for name, value in (manifest.git or {}).items()}
+    if "changes not committed" in git:
+        git["changes not committed"] = "yes" if git["changes not committed"] else "none"
     return [
-        *([key_values("Checkpoint", model)] if manifest.model.fingerprint else []),
+        *([key_values("Checkpoint", facts)] if manifest.model.fingerprint else []),
         key_values("Versions", manifest.versions),
         *([key_values("Hardware", hardware)] if hardware else []),
-        key_values("Git state of the folder it was run in", manifest.git)
-        if manifest.git
-        else Note("Not run inside a git repository."),
+        key_values("Git state of the folder it was run in", git) if git else Note("Not run inside a git repository."),
     ]
 
 

@@ -121,6 +121,11 @@ def _tables(pair: PairSummary, most: int, in_full: Sequence[TokenWindow]) -> lis
     return tables
 
 
+_UNDER_REF: Final[Column[tuple[TokenInContext, str | None]]] = Column(
+    "p under ref", lambda row: ABSENT if row[0].log_ref is None else write_number(math.exp(row[0].log_ref))
+)
+
+
 def _response_table(
     caption: str,
     rows: Sequence[tuple[TokenInContext, str | None]],
@@ -135,7 +140,7 @@ def _response_table(
         Column("d", lambda row: write_number(row[0].log_pi - row[0].log_mu)),
         Column("p under pi", lambda row: write_number(math.exp(row[0].log_pi))),
         Column("p under mu", lambda row: write_number(math.exp(row[0].log_mu))),
-        Column("p under ref", lambda row: ABSENT if row[0].log_ref is None else write_number(math.exp(row[0].log_ref))),
+        *([_UNDER_REF] if any(row[0].log_ref is not None for row in rows) else []),
         Column("token number", lambda row: _number(*row)),
         Column("response", lambda row: _short_id(row[0]), is_text=True),
     ]

@@ -25,11 +25,13 @@ from mismatch_probe.report.pairs import level, size_sentence
 from mismatch_probe.report.view import Badge, Block, Cell, Column, Finding, Note, Section, Table
 from mismatch_probe.stats.catalogue import metric_meaning
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.findings import BY_EXPLAIN
 from mismatch_probe.verdict.headline import grows
 
 _FINE = ("clean", "precision")
 _WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a gap that closes there is precision."
 _OF_A_LOG = "A log alone does not always tell rounding from a bug; with its checkpoint each cause can be computed."
+_OF_ITS_CHECKPOINT = "What the log's checkpoint showed stands first; what the log shows by itself follows."
 _MOST_NAMED = 4
 _NO_BUG = {
     "clean": "the two sides agree in {}",
@@ -50,9 +52,16 @@ def verdicts(summary: Summary) -> Section:
     return Section(
         "verdicts",
         "Verdict on each pair",
-        _OF_A_LOG if any(pair.is_logged for pair in summary.pairs) else _WHAT_DECIDES,
+        _what_decides(summary.pairs),
         findings,
     )
+
+
+def _what_decides(pairs: Sequence[PairSummary]) -> str:
+    evidence_of_logs = [line for pair in pairs if pair.is_logged for line in pair.verdict.evidence]
+    if any(line.startswith(BY_EXPLAIN) for line in evidence_of_logs):
+        return _OF_ITS_CHECKPOINT
+    return _OF_A_LOG if any(pair.is_logged for pair in pairs) else _WHAT_DECIDES
 
 
 def _pairs_by_verdict(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:

@@ -5,6 +5,7 @@ Curves over the steps, section by section, with the numbers behind them.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -69,6 +70,8 @@ def _guard_words(settings: GuardSettings, side: str) -> str:
 
 
 _ROWS = 10
+_RATE = "optim/learning_rate"
+_FAR_APART = 20.0
 _MOVING = "Dotted across: what guards hold a step against, by the steps before it."
 
 
@@ -126,6 +129,7 @@ def _dynamics_panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel
         for name in plot.metrics
         if course.has(name)
     ]
+    plot = replace(plot, scale=_scale(plot, curves))
     events = [_events(plot, course) for course in courses]
     moving = drawing.moving_in_sight(_moving_limits(plot, courses), curves, events, plot.scale)
     legend = [*_legend(curves, plot), *([_MOVING] if moving else [])]
@@ -133,6 +137,13 @@ def _dynamics_panel(plot: Plot, courses: Sequence[Course], height: int) -> Panel
     last = max((int(course.steps[-1]) for course in courses if len(course.steps)), default=1)
     limits = _limits(plot, courses)
     return drawing.draw(heading, curves, events, plot.y_label, plot.scale, last, height, limits, moving)
+
+
+def _scale(plot: Plot, curves: Sequence[Curve]) -> drawing.AxisScale:
+    """The drawing's own, but a logarithmic one of a rate that guards changed by much."""
+    rates = [curve.values[curve.values > 0] for curve in curves] if plot.metrics == (_RATE,) else []
+    positive = np.concatenate(rates) if rates else np.empty(0)
+    return "log" if len(positive) and positive.max() > _FAR_APART * positive.min() else plot.scale
 
 
 def _moving_limits(plot: Plot, courses: Sequence[Course]) -> list[MovingLimit]:

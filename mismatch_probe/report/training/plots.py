@@ -197,7 +197,7 @@ _CORRECTION = PlotSection(
     "correction",
     "What the objective cut away",
     "Importance weights that the correction bounds, responses it rejects, and ratios that the objective clips.",
-    "near 0 the rule is idle; a rising share is gradient that the run no longer learns from.",
+    "where shares are near 0, and the ESS near 1, the rule is idle; the more it cuts, the less the run learns from.",
     (
         Plot(
             "weights-clipped",

@@ -6,6 +6,7 @@ innocent in each adds up. What is left lies between them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from safetensors import safe_open
@@ -52,6 +53,8 @@ class _Part:
     like: Tensor
 
 
+_EPSILONS_ARE_SMALL: Final = 1024.0
+"""A size of numbers beside whose squares a norm's epsilon is lost in FP32."""
 LayerPlace = tuple[int | None, str]
 SideNames = tuple[str, str]
 
@@ -79,6 +82,7 @@ class ReferenceWalk:
         self._routers: dict[int, dict[str, Tensor]] = {}
         self._prefixes: set[int] = set()
         self._parts: list[_Part] = []
+        self._norm_weights: dict[LayerPlace, Tensor | None] = {}
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
         """Go over all batches; the reference's own scores."""
@@ -125,6 +129,7 @@ class ReferenceWalk:
         tensors: dict[str, Tensor] = {}
         own_targets: dict[str, OwnTarget] = {}
         parts = self._parts_inside(visit)
+        norm_weights_C = self._weights_of_norm(visit)
         for side in self._sides:
             side_tensors = self._read_place(side, visit)
             if side_tensors is None:
@@ -139,7 +144,7 @@ class ReferenceWalk:
             tensors[side] = output.to(target_TC.device)
             deciding_logits = None if is_router(visit.place) else router_logits
             counted_T = self._first_T & self._same_experts(deciding_logits, len(target_TC))
-            own_targets[side] = OwnTarget(on_input_TC, counted_T, with_parts_TC)
+            own_targets[side] = OwnTarget(on_input_TC, counted_T, with_parts_TC, norm_weights_C)
         if visit.takes_errors and visit.layer is not None and visit.place != BLOCK and not parts:
             errors_TC = {side: tensors[side].float() - own_targets[side].on_input_TC for side in self._sides}
             like = visit.output.new_empty(1).expand(visit.output.shape)
@@ -148,6 +153,26 @@ class ReferenceWalk:
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             logits = {side: tensor.float() for side, tensor in tensors.items()}
             self._add_router(visit.layer, target_TC, logits, self._top_k)
+
+    def _weights_of_norm(self, visit: Visit) -> Tensor | None:
+        """What a norm multiplies its normalised numbers by [C], computed once: what it makes of equal numbers.
+
+        None of a place that is none, or that does more than multiply: for the negative numbers it makes something else.
+        """
+        place = visit.layer, visit.place
+        if place not in self._norm_weights:
+            self._norm_weights[place] = None
+            if "norm" in visit.place and len(visit.inputs) == 1:
+                rows_TC, negative_TC = (
+                    self._pass_rows.pack(
+                        visit.recompute([torch.full_like(visit.inputs[0], sign * _EPSILONS_ARE_SMALL)])
+                    )
+                    for sign in (1, -1)
+                )
+                weights_C = rows_TC[0]
+                if torch.allclose(rows_TC, weights_C) and torch.allclose(-negative_TC, weights_C):
+                    self._norm_weights[place] = weights_C
+        return self._norm_weights[place]
 
     def _parts_inside(self, visit: Visit) -> list[_Part]:
         """The places inside that were visited before; memory keeps one layer's."""

@@ -73,6 +73,19 @@ class Formats:
     def nearest_errors(self, numbers: Tensor) -> Tensor:
         return numbers.to(self.coarser).float() - numbers
 
+    def extra_rounding(self, numbers_TC: Tensor, weights_C: Tensor) -> Tensor:
+        """What changes in a norm's output [T, C] where it also rounds its numbers before the product with its weights.
+
+        Its mean depends on the weights: a format has few numbers, and their products with one weight may be rounded
+        down more often than up. Weights are rounded in both: what that changes is luck, which channels average out.
+        """
+        normalised_TC = torch.where(weights_C != 0, numbers_TC / weights_C, 0)
+        rounded_C = self._round(weights_C)
+        return self._round(self._round(normalised_TC) * rounded_C) - self._round(normalised_TC * rounded_C)
+
+    def _round(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self.own).float()
+
 
 class OwnTotals:
     """Own errors of one side at one place, relative to each number's own size and to its token's mean size.
@@ -85,17 +98,32 @@ class OwnTotals:
         self._channels = torch.zeros(6, num_channels, dtype=torch.float64)
         self._sequences = torch.zeros(2, num_sequences, dtype=torch.float64)
         self._moments = torch.zeros(3, dtype=torch.float64)
+        self._extra_along = 0.0
         self._tokens = 0
 
-    def add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, formats: Formats) -> None:
+    def add(
+        self,
+        sequence_T: Tensor,
+        side_TC: Tensor,
+        target_TC: Tensor,
+        formats: Formats,
+        norm_weights_C: Tensor | None = None,
+    ) -> None:
         at_a_time = max(_MAX_NUMBERS // target_TC.shape[1], 1)
         for sequence, side, target in zip(
             sequence_T.split(at_a_time), side_TC.split(at_a_time), target_TC.split(at_a_time), strict=True
         ):
-            self._add(sequence, side, target, formats)
+            self._add(sequence, side, target, formats, norm_weights_C)
         self._tokens += len(sequence_T)
 
-    def _add(self, sequence_T: Tensor, side_TC: Tensor, target_TC: Tensor, formats: Formats) -> None:
+    def _add(
+        self,
+        sequence_T: Tensor,
+        side_TC: Tensor,
+        target_TC: Tensor,
+        formats: Formats,
+        norm_weights_C: Tensor | None,
+    ) -> None:
         error_TC = side_TC - target_TC
         mean_size_T1 = target_TC.abs().mean(dim=1, keepdim=True)
         size_TC = torch.where(mean_size_T1 > 0, target_TC.hypot(mean_size_T1), error_TC.abs())
@@ -112,6 +140,9 @@ class OwnTotals:
         for sums, term_T in zip(self._sequences, (along_T, targets_T), strict=True):
             sums.index_add_(0, sequence_T, term_T)
         self._moments += torch.stack([along_T @ along_T, along_T @ targets_T, targets_T @ targets_T])
+        if norm_weights_C is not None:
+            extra_TC = formats.extra_rounding(target_TC, norm_weights_C)
+            self._extra_along += float((extra_TC / size_TC * share_TC).double().sum())
 
     def finish(self) -> OwnSums:
         squares, fourths, unfaithful, nearest, along, targets = self._channels.numpy()
@@ -127,6 +158,7 @@ class OwnTotals:
             sequence_along=sequence_along,
             sequence_targets=sequence_targets,
             token_moments=self._moments.numpy(),
+            extra_along=torch.tensor([self._extra_along]).double().numpy(),
         )
 
 
@@ -138,6 +170,8 @@ class OwnTarget:
     counted_T: Tensor
     with_parts_TC: Tensor | None = None
     """What it makes where each place inside errs as it did on that side; None where there are none inside."""
+    norm_weights_C: Tensor | None = None
+    """What a norm multiplies its normalised numbers by; None at another place."""
 
 
 class SideTotals:
@@ -155,7 +189,7 @@ class SideTotals:
         self._own.add(sequence_T, side_TC, own.on_input_TC)
         counted_T = own.counted_T
         counted = sequence_T[counted_T], side_TC[counted_T]
-        self._own_by_number.add(*counted, own.on_input_TC[counted_T], formats)
+        self._own_by_number.add(*counted, own.on_input_TC[counted_T], formats, own.norm_weights_C)
         if own.with_parts_TC is not None:
             self._has_parts = True
             self._between_parts.add(*counted, own.with_parts_TC[counted_T], formats)

@@ -109,7 +109,7 @@ def period(disagreement: Disagreement) -> Cause | None:
         evidence=[
             f"{write_many(int(seams.at_phase.sum()), 'token')} whose place in the context, from 0, leaves "
             f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others "
-            f"of equal uncertainty, and make {write_percent(share)} of the square of d",
+            f"of equal uncertainty, and make up {write_percent(share)} of d (share of the mean square)",
             how,
         ],
     )
@@ -130,7 +130,8 @@ def _side_that_errs(disagreement: Disagreement, is_off: Mask) -> tuple[str, str]
             f"{write_number(times_mu)}"
         )
     falls = [float(leg[other_tokens].mean() - leg[is_off].mean()) for leg in (pair.log_pi, pair.log_mu)]
-    how = f"the mean log-prob there is lower by {write_number(falls[0])} nats for pi, {write_number(falls[1])} for mu"
+    of_pi, of_mu = (f"{write_number(abs(fall))} nats {'lower' if fall > 0 else 'higher'}" for fall in falls)
+    how = f"the mean log-prob there is {of_pi} for pi, {of_mu} for mu"
     if abs(falls[0] - falls[1]) < FELL:
         return "One side", how
     if falls[0] > falls[1]:
@@ -317,7 +318,7 @@ def onset(disagreement: Disagreement) -> Cause | None:
         evidence=[
             f"{write_many(int(found_onset.after.sum()), 'token')} from place {write_count(found_onset.place)} of the "
             f"context on (counted from 0) deviate {write_number(found_onset.times)} times as much as the tokens before "
-            f"it, of equal uncertainty, and make {write_percent(share)} of the square of d",
+            f"it, of equal uncertainty, and make up {write_percent(share)} of d (share of the mean square)",
             how,
         ],
     )

@@ -230,7 +230,8 @@ def temperature(disagreement: Disagreement) -> Cause | None:
         ratio=ratio,
         evidence=[
             f"d follows the logit scale: a temperature ratio of {ratio:.4g} explains "
-            f"{write_percent(1 - rest**2 / disagreement.rms**2)} of its square and leaves {write_number(rest)} nats",
+            f"{write_percent(1 - rest**2 / disagreement.rms**2)} of it (share of the mean square) and leaves "
+            f"{write_number(rest)} nats",
             _sampled_from(columns[:, 0]),
         ],
     )

@@ -250,7 +250,7 @@ def routing(disagreement: Disagreement) -> Cause | None:
         return None
     return Cause.of(
         Code.ROUTING,
-        what=f"{write_percent(share)} of the squared deviation lies in 1 % of the tokens, as flips of experts make it",
+        what=f"1 % of the tokens make {write_percent(share)} of d (share of the mean square), as flips of experts do",
         evidence=[
             "the checkpoint is a mixture of experts, whose choice of experts is sensitive to rounding",
             f"median abs(d) {write_number(float(np.median(disagreement.pair.abs_diff)))}, largest "
