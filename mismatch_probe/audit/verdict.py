@@ -138,7 +138,7 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     fit = None
     if sample.law is not None and look.draws is not None:
         fit = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
-    candidates = [*_as_said(claim, look), *_sampling(findings, rounding), *_changed(findings, rounding)]
+    candidates = [*_as_said(claim, look), *_sampling(findings, claim, rounding), *_changed(findings, rounding)]
     num_tokens = len(sample.tokens.rows)
     left_open = cannot_tell(candidates, num_tokens)
     verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
@@ -173,15 +173,16 @@ def _candidate(by: ForetoldBy) -> AuditCandidate:
     )
 
 
-def _sampling(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCandidate]:
+def _sampling(findings: AuditFindings, named_by: ForetoldBy | None, rounding: Rounding | None) -> list[AuditCandidate]:
     """The law that fits best, and the usual departures with the tokens that they take."""
     look, claim = findings.look, findings.sample.law
     if claim is None:
         if look.draws is None:
             return []
         what = f"sampling at temperature {look.temperature.value:.2g}"
-        test = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
-        return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
+        is_drawn = law_p_value(look.draws, findings.settings.sampling.seed) >= CHANCE
+        evidence = float(look.draws.first.sum()) - (0.0 if named_by is None else named_by.noise.log_likelihood)
+        return [AuditCandidate(kind="sampling", what=what, fits=is_drawn and evidence > 0)]
     assert look.draws is not None
     num_laws = len(look.laws)
     best, _ = best_law(look.laws, look.draws)
