@@ -280,7 +280,7 @@ def _verdict(
             if findings.responses.is_text
             else f"Not as said: {why}; nothing that was tried fits, so that these tokens do not tell which."
         )
-        evidence += _of_like_size(agreement, candidates)
+        evidence += [*_of_like_size(agreement, candidates), *_as_if_drawn(findings, candidates)]
         return AuditVerdict(kind=kind, cause=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
     others = candidates[1:]
     num_tokens = len(findings.sample.tokens.rows)
@@ -310,6 +310,17 @@ def _of_like_size(agreement: Agreement | None, candidates: Sequence[AuditCandida
     if agreement is None or not sizes:
         return []
     return [f"for the size of it: here, rounding moves scores as {join_names(sizes)} the dtype's rounding"]
+
+
+def _as_if_drawn(findings: AuditFindings, candidates: Sequence[AuditCandidate]) -> list[str]:
+    """That greedy tokens look as drawn ones would, which noise explains as well."""
+    if findings.sample.law is not None:
+        return []
+    return [
+        f"{each.what} would make tokens like these too; an audit at --temperature 1 tells"
+        for each in candidates
+        if each.kind == "sampling"
+    ]
 
 
 _ADVICE: Final = {
