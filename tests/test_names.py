@@ -20,6 +20,7 @@ ROOMS = (
         "ablate",
         "adapters",
         "api",
+        "audit",
         "causes",
         "children",
         "cli",

@@ -1,5 +1,6 @@
 """The sizes: four that are measured here, and configs of 7, 70 and 600 billion parameters, of which only the shapes."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,3 +50,9 @@ def make(folder: Path, hidden_size: int) -> Path:
 def architecture(config: PreTrainedConfig) -> Architecture:
     """Of a model that has no weights."""
     return Architecture(**count_forward(config))
+
+
+@cache
+def large_architecture(name: str) -> Architecture:
+    """Of one of `LARGE`, whose many modules take seconds to make."""
+    return architecture(LARGE[name])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from benchmarks.sizing.models import CHECKED, LARGE, architecture
+from benchmarks.sizing.models import CHECKED, LARGE, large_architecture
 from benchmarks.sizing.prediction import REFERENCE, Prediction, Task, predict
 from mismatch_probe.compare.cost.roofline import Architecture, Calibration, ProcessName, Rates
 from mismatch_probe.dtypes import Dtype
@@ -161,7 +161,7 @@ def _checked_table(measured: Sequence[Measurement]) -> list[str]:
 
 def _large_table() -> list[str]:
     head = "| model | what | GPUs of 80 GB | memory of each, GiB | time | cost, USD |"
-    rows = [row for name, config in LARGE.items() for row in _rows(name, architecture(config))]
+    rows = [row for name in LARGE for row in _rows(name, large_architecture(name))]
     return [head, "|---|---|---|---|---|---|", *rows]
 
 

@@ -1,4 +1,4 @@
-"""Where `headroom` and `localize` take their settings from and put what they found."""
+"""Where `headroom`, `localize` and `audit` take their settings from and put what they found."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import resumed_settings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
+from mismatch_probe.records.audit import Audit
 from mismatch_probe.records.findings import Findings, Localization, require_absent
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import Manifest
@@ -95,7 +96,7 @@ class Filing:
                     directory.remove()
                 raise
 
-    def file(self, document: Headroom | Localization) -> Path | None:
+    def file(self, document: Headroom | Localization | Audit) -> Path | None:
         """Write the document, and the page that shows it; returns the page, None where nothing was to be written.
 
         Who is writing the run just then is waited for, so that nothing computed is lost.

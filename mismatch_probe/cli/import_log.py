@@ -162,7 +162,7 @@ def _import_metrics(
         StorageError: the disk refused.
     """
     from mismatch_probe.cli.output import print_outcome, results
-    from mismatch_probe.importing.run import reading_of_metrics
+    from mismatch_probe.importing.metrics import reading_of_metrics
     from mismatch_probe.records.lines import CurvesDirectory
     from mismatch_probe.report.answers.curves import curves_answer
     from mismatch_probe.report.page import write_curves_report

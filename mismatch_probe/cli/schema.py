@@ -36,6 +36,7 @@ SCHEMAS: Final[dict[str, str]] = {
     "ablation-dry-run": "ablate --dry-run --json",
     "evaluation": "evaluate --json, RUN/evaluation.json",
     "headroom": "headroom --json, headroom.json",
+    "audit": "audit --json, audit.json",
     "localize": "localize --json, localize-TRAIN-INFER.json",
     "explain": "explain --json, RUN/explain.json",
     "watch": "watch --json",
@@ -73,6 +74,7 @@ def documents() -> dict[str, type[BaseModel]]:
     from mismatch_probe.compare.estimates import DryRun
     from mismatch_probe.records.ablation import AblationResult
     from mismatch_probe.records.answers import Difference, Evaluation, GateResult, NoiseFloor
+    from mismatch_probe.records.audit import Audit
     from mismatch_probe.records.findings import Explanation, Localization
     from mismatch_probe.records.headroom import Headroom
     from mismatch_probe.records.lines import CurveReading, WatchRecord
@@ -93,6 +95,7 @@ def documents() -> dict[str, type[BaseModel]]:
         "ablation-dry-run": AblationForecast,
         "evaluation": Evaluation,
         "headroom": Headroom,
+        "audit": Audit,
         "localize": Localization,
         "explain": Explanation,
         "watch": WatchRecord,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mismatch_probe.cli.watch_course import WatchCourse
-    from mismatch_probe.importing.following import Follower, LoggedStep
+    from mismatch_probe.guards.rules.base import GuardSettings
+    from mismatch_probe.importing.following import Follower, MetricFollower
+    from mismatch_probe.importing.watching import JudgedStep, StepWatch
 
 
 def watch(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="LOG", help="Folder that a training run writes its log into, or one file whose rows have a `step`."
+            metavar="LOG",
+            help="Folder that a training run writes its log into, one file whose rows have a `step`, or metrics alone.",
         ),
     ],
     guards: Annotated[
@@ -69,18 +72,19 @@ def watch(
     from mismatch_probe.cli.watch_course import WatchCourse
     from mismatch_probe.guards.rules import DEFAULT_GUARDS, load_guards
     from mismatch_probe.importing.watch_outcome import Patience, Tally
-    from mismatch_probe.importing.watching import Watch
+    from mismatch_probe.importing.watching import StepWatch
     from mismatch_probe.report.screen import print_line
 
     console, screen = narration(), results(as_json=json_output)
-    watch = Watch(DEFAULT_GUARDS if guards is None else load_guards(guards))
-    course = WatchCourse(watch, source, Tally(Patience(unjudged, unjudged_share)))
+    settings = DEFAULT_GUARDS if guards is None else load_guards(guards)
+    course = WatchCourse(StepWatch(settings), source, Tally(Patience(unjudged, unjudged_share)))
     is_refused = False
     try:
-        course.follower = _follower(source, format, idle, every, console)
+        course.follower = _follower(source, format, idle, every, console, settings)
         if course.follower is not None:
-            print_line(console, f"Following {source}: {course.follower.log.title}")
-            course.follow(_steps(course.follower, idle, every, console), screen)
+            print_line(console, f"Following {source}: {course.follower.title}")
+            course.watch, judged_steps = _judged_steps(course.follower, settings, source, idle, every, console)
+            course.follow(judged_steps, screen)
             _require_to_the_end(course)
         course.has_ended = True
     except UsageError:
@@ -121,17 +125,31 @@ def _require_to_the_end(course: WatchCourse) -> None:
         raise UsageError(follower.trouble)
 
 
-def _follower(source: Path, name: str | None, idle: float | None, every: float, console: Console) -> Follower | None:
-    """Of the log's format; a folder that holds no file of one yet is waited for, None where it held none to the end.
+def _follower(
+    source: Path,
+    name: str | None,
+    idle: float | None,
+    every: float,
+    console: Console,
+    guards: tuple[GuardSettings, ...],
+) -> Follower | MetricFollower | None:
+    """Of the log's format, or of metrics alone; a folder that holds no file of one yet, and a text without a step, are
+    waited for, None where a folder held none to the end.
 
     Raises:
         UsageError: there is no such folder, or what it holds cannot be followed.
     """
-    from mismatch_probe.importing.following import Follower
+    from mismatch_probe.importing.following import Follower, MetricFollower
+    from mismatch_probe.importing.metrics import names_to_follow
     from mismatch_probe.logs import NoLogError, recognise
     from mismatch_probe.logs.look import files_of
+    from mismatch_probe.logs.metric_files import FORMAT, may_become_metrics, read_metric_log
     from mismatch_probe.report.screen import print_line
 
+    names = names_to_follow(guards)
+    if name == FORMAT:
+        files_of(source)
+        return MetricFollower(source, names)
     if name is not None:
         files_of(source)
         return Follower(recognise(source, name), source)
@@ -141,8 +159,12 @@ def _follower(source: Path, name: str | None, idle: float | None, every: float, 
         try:
             return Follower(recognise(source), source)
         except UsageError as error:
+            log = read_metric_log(source, names=names) if isinstance(error, NoLogError) or source.is_file() else None
+            if log is not None:
+                return MetricFollower(source, names, log.kind)
             is_over = until is not None and time.monotonic() >= until
-            if not source.is_dir() or (is_over and not isinstance(error, NoLogError)):
+            may_come = source.is_dir() or may_become_metrics(source)
+            if not may_come or (is_over and not isinstance(error, NoLogError)):
                 raise
             if is_over:
                 print_line(console, str(error))
@@ -151,7 +173,36 @@ def _follower(source: Path, name: str | None, idle: float | None, every: float, 
             time.sleep(every)
 
 
-def _steps(follower: Follower, idle: float | None, every: float, console: Console) -> Iterator[LoggedStep]:
+def _judged_steps(
+    follower: Follower | MetricFollower,
+    guards: tuple[GuardSettings, ...],
+    source: Path,
+    idle: float | None,
+    every: float,
+    console: Console,
+) -> tuple[StepWatch, Iterator[JudgedStep]]:
+    """What judges the steps, and the steps as they are judged."""
+    from mismatch_probe.importing.following import Follower
+    from mismatch_probe.importing.metrics import MetricWatch
+    from mismatch_probe.importing.watching import Watch
+
+    if isinstance(follower, Follower):
+        watch = Watch(guards)
+        return watch, map(watch.judge, _steps(follower, follower.new_steps, idle, every, console))
+    metric_watch = MetricWatch(guards, source)
+    return metric_watch, map(metric_watch.judge, _steps(follower, follower.new_steps, idle, every, console))
+
+
+_Step = TypeVar("_Step")
+
+
+def _steps(
+    follower: Follower | MetricFollower,
+    new_steps: Callable[[], Iterator[_Step]],
+    idle: float | None,
+    every: float,
+    console: Console,
+) -> Iterator[_Step]:
     """New steps as they come, until none has come for `idle` seconds."""
     from mismatch_probe.notation import write_count
     from mismatch_probe.report.screen import print_line
@@ -159,9 +210,11 @@ def _steps(follower: Follower, idle: float | None, every: float, console: Consol
     last = time.monotonic()
     trouble, rewritten = _News(console), 0
     while True:
-        for step in follower.new_steps():
+        for step in new_steps():
             yield step
             last = time.monotonic()
+        while follower.news:
+            print_line(console, follower.news.pop(0))
         for number, num_bytes in list(follower.rewritten.items())[rewritten:]:
             growth = f" ({write_count(num_bytes)} bytes more)" if num_bytes > 0 else ""
             print_line(

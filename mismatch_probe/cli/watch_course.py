@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,17 +14,32 @@ from mismatch_probe.causes.training import EndCause
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import Diagnosis
 from mismatch_probe.guards.plausible import left_out_sentence
-from mismatch_probe.importing.following import Follower, LoggedStep
+from mismatch_probe.importing.following import Follower, MetricFollower
+from mismatch_probe.importing.metrics import MetricWatch
 from mismatch_probe.importing.watch_outcome import Tally, absent_steps, short_steps, steps_in_words
-from mismatch_probe.importing.watching import JudgedStep, Watch
+from mismatch_probe.importing.watching import JudgedStep, StepWatch
 from mismatch_probe.notation import write_count, write_many, write_number
-from mismatch_probe.records.lines import WatchedStep, WatchRecord
+from mismatch_probe.records.lines import CurveReading, WatchedStep, WatchRecord
 from mismatch_probe.report.answers.watch import watch_answer
 from mismatch_probe.report.screen import print_answer, print_line
 from mismatch_probe.report.training.course import actions_words
-from mismatch_probe.verdict.curves import growth_sentence
+from mismatch_probe.verdict.curve_laws import is_grave
 
-_SHOWN: Final = {"mismatch/abs_logprob_diff": "mean |d|", "mismatch/kl_k3": "KL (k3)", "mismatch/ess_token": "ESS"}
+_SHOWN: Final = {
+    "mismatch/abs_logprob_diff": "mean |d|",
+    "mismatch/kl_k3": "KL (k3)",
+    "mismatch/ess_token": "ESS",
+}
+_SHOWN_ALONE: Final = {
+    "mismatch/abs_logprob_diff_seq": "mean |d| of responses",
+    "mismatch/prob_abs_diff": "mean |pi - mu|",
+    "mismatch/token_mult_prob_error": "probability factor",
+    "policy/entropy": "entropy",
+    "optim/grad_norm": "gradient norm",
+    "reward/mean": "reward",
+}
+"""What metrics alone show of a step besides, the first ones of it."""
+_MOST_SHOWN: Final = 4
 
 
 _MILD, _ALARM = "yellow", "bold red"
@@ -46,35 +61,42 @@ _ABSENT: Final = {
     "": "metrics of your own",
 }
 """What a log lacks that has not a metric, by how the metric's name begins."""
+_ABSENT_ALONE: Final = _ABSENT | {
+    "mismatch/": "numbers of the mismatch, token by token",
+    "policy/": "entropies",
+    "response/": "numbers of responses",
+}
+"""The same of metrics alone."""
 
 
 @dataclass
 class WatchCourse:
     """What was seen so far. diagnosis: the likely cause, where a guard asked to stop. responses: of each step."""
 
-    watch: Watch
+    watch: StepWatch
     source: Path
     tally: Tally
-    follower: Follower | None = None
+    follower: Follower | MetricFollower | None = None
     steps: list[WatchedStep] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
     absent: list[int] = field(default_factory=list)
     responses: dict[int, int] = field(default_factory=dict)
+    reading: CurveReading | None = None
+    """Of metrics alone: what the steps told together, at the end."""
     has_ended: bool = False
     _num_seen_for_growth: int = 0
 
-    def follow(self, new_steps: Iterator[LoggedStep], console: Console) -> None:
-        """Judge and print each step, to the one at which a guard asks to stop or patience is over."""
-        for step in new_steps:
-            judged_step = self.watch.judge(step)
+    def follow(self, judged_steps: Iterator[JudgedStep], console: Console) -> None:
+        """Print each step, to the one at which a guard asks to stop or patience is over."""
+        for judged_step in judged_steps:
             is_first = judged_step.metrics and not any(known_step.metrics for known_step in self.steps)
             self.steps.append(_step_record(judged_step))
             self.tally.add(judged_step)
             if is_first:
                 _say_how_many_are_on(self.watch, console)
             _say(judged_step, console)
-            self.responses[step.number] = len(step.responses)
-            if step.number in short_steps(dict(list(self.responses.items())[-_COMPARED:])):
+            self.responses[judged_step.number] = judged_step.num_rows
+            if judged_step.number in short_steps(dict(list(self.responses.items())[-_COMPARED:])):
                 print_line(console, f"  note: {_SHORT}", "dim")
             self._say_growth(console)
             if judged_step.actions:
@@ -90,9 +112,9 @@ class WatchCourse:
         if number < _FEWEST_FOR_GROWTH or number & (number - 1) or number == self._num_seen_for_growth:
             return
         self._num_seen_for_growth = number
-        growth = self.watch.growth()
-        if growth is not None:
-            print_line(console, f"  {growth_sentence(growth)}", _MILD)
+        warning = self.watch.warning()
+        if warning is not None:
+            print_line(console, f"  {warning}", _MILD)
 
     def end(self, console: Console) -> None:
         """Name what was not read; then the answer: how the mismatch went, the outcome, why, and the steps judged."""
@@ -113,14 +135,18 @@ class WatchCourse:
         if short := short_steps(self.responses):
             print_line(console, f"{steps_in_words(short)}: {_SHORT}")
         self.tally.fewest = self.watch.fewest_steps
+        if isinstance(self.watch, MetricWatch):
+            self.reading = self.watch.reading()
+            grave = [] if self.reading is None else list(filter(is_grave, self.reading.contradictions))
+            self.tally.contradiction = grave[0].sentence if grave else None
         print_answer(watch_answer(self.record()), console)
 
     def record(self) -> WatchRecord:
-        follower, tally = self.follower, self.tally
+        follower, tally, reading = self.follower, self.tally, self.reading
         return WatchRecord(
             tool_version=__version__,
             source=str(self.source),
-            format=None if follower is None else follower.log.name,
+            format=None if follower is None else follower.format_name,
             guards_off={name: list(lacking) for name, lacking in self.watch.guards_off.items()},
             num_guards=self.watch.num_guards,
             steps=self.steps,
@@ -135,6 +161,11 @@ class WatchCourse:
             stopped_at=tally.stopped_at,
             growth=self.watch.growth(),
             can_show_growth=self.watch.can_show_growth,
+            curve=None if reading is None else reading.curves[0],
+            contradictions=[] if reading is None else reading.contradictions,
+            causes=[] if reading is None else reading.causes,
+            next_columns=[] if reading is None else reading.next_columns,
+            bounds=self.watch.bounds if isinstance(self.watch, MetricWatch) else {},
             cause=None if self.diagnosis is None else self.diagnosis.cause,
             diagnosis=None if self.diagnosis is None else _what_is_known(self.diagnosis),
             answer=tally.outcome if self.has_ended else None,
@@ -149,28 +180,37 @@ def _what_is_known(diagnosis: Diagnosis) -> str:
     return diagnosis.sentence if diagnosis.cause is EndCause.UNEXPLAINED else str(diagnosis)
 
 
-def _say_how_many_are_on(watch: Watch, console: Console) -> None:
+def _say_how_many_are_on(watch: StepWatch, console: Console) -> None:
     """Most guards are off, because a log has few metrics of a training loop: count them by the absent metrics."""
-    off = Counter(_absent(lacking[0]) for lacking in watch.guards_off.values())
+    is_alone = isinstance(watch, MetricWatch)
+    if isinstance(watch, MetricWatch):
+        for sentence in watch.bounds.values():
+            print_line(console, f"note: {sentence}", "dim")
+    words = _ABSENT_ALONE if is_alone else _ABSENT
+    off = Counter(_absent(lacking[0], words) for lacking in watch.guards_off.values())
     if not off:
         return
     counts = ", ".join(f"{what} ({write_count(number)})" for what, number in off.most_common())
-    on = f"{write_count(watch.num_guards - off.total())} of {write_count(watch.num_guards)} guards judge this log."
+    judge = "can be judged from these metrics" if is_alone else "judge this log"
+    on = f"{write_count(watch.num_guards - off.total())} of {write_count(watch.num_guards)} guards {judge}."
     print_line(console, f"{on} The others are off, for want of: {counts}. --json lists them under guards_off", "dim")
 
 
-def _absent(metric: str) -> str:
-    return next(what for start, what in _ABSENT.items() if metric.startswith(start))
+def _absent(metric: str, words: Mapping[str, str]) -> str:
+    return next(what for start, what in words.items() if metric.startswith(start))
 
 
 def _say(judged_step: JudgedStep, console: Console) -> None:
-    metric_texts = [
-        f"{words} {_write_value(judged_step.metrics[name])}"
-        for name, words in _SHOWN.items()
-        if name in judged_step.metrics
-    ]
-    counts = f"{write_many(judged_step.num_responses, 'response')}, {write_many(judged_step.num_tokens, 'token')}"
-    print_line(console, f"step {judged_step.number}: {', '.join([counts, *metric_texts])}")
+    metric_texts = list(_metric_texts(judged_step, _SHOWN))
+    if judged_step.num_rows:
+        counts = f"{write_many(judged_step.num_responses, 'response')}, {write_many(judged_step.num_tokens, 'token')}"
+        metric_texts = [counts, *metric_texts]
+    else:
+        metric_texts = [*metric_texts, *_metric_texts(judged_step, _SHOWN_ALONE)][:_MOST_SHOWN]
+    print_line(console, f"step {judged_step.number}: {', '.join(metric_texts)}")
+    for contradiction in judged_step.contradictions:
+        style = _ALARM if contradiction.is_exact else _MILD
+        print_line(console, f"  contradiction: {contradiction.sentence}. {contradiction.means}", style)
     for finding in judged_step.findings:
         print_line(console, f"  {finding.level.value}: {finding.sentence}", _ALARM)
     for note in judged_step.notes:
@@ -186,6 +226,13 @@ def _say(judged_step: JudgedStep, console: Console) -> None:
         only_warns = all(action.kind.strength <= ActionKind.WARN.strength for action in event.actions)
         style = _MILD if only_warns else _ALARM
         print_line(console, f"  {event.guard}: {event.sentence}; asks to {actions}", style)
+
+
+def _metric_texts(judged_step: JudgedStep, words_of: Mapping[str, str]) -> Iterator[str]:
+    for name, words in words_of.items():
+        if name in judged_step.metrics:
+            least = "at least " if name in judged_step.bounds else ""
+            yield f"{words} {least}{_write_value(judged_step.metrics[name])}"
 
 
 def _write_value(value: float) -> str:

@@ -1,6 +1,6 @@
-"""What `headroom` and `localize` examine: the frozen, typed settings that their documents record."""
+"""What `headroom`, `localize` and `audit` examine: the frozen, typed settings that their documents record."""
 
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,7 @@ from mismatch_probe.config.comparison import CompareSettings, PairField, PairNam
 from mismatch_probe.config.model import (
     Attention,
     Count,
+    CountOrNone,
     DtypeField,
     EngineSettings,
     FloorSettings,
@@ -17,6 +18,7 @@ from mismatch_probe.config.model import (
     PromptSettings,
     ReferenceSettings,
     SamplingSettings,
+    Seed,
     Settings,
     TrainingPathSettings,
 )
@@ -186,3 +188,72 @@ def values_of_pair(run: CompareSettings, text: str) -> dict[str, Any]:
     own["training"]["batch_tokens"] = min(pi.training.batch_tokens, DEFAULT_BATCH_TOKENS)
     names: dict[str, Any] = {} if pairs[text] == (pi.dtype, mu.dtype) else {"pair": pairs[text]}
     return {**localize_values(run), **own, "train_dtype": pi.dtype, "infer_dtype": mu.dtype, **names}
+
+
+AUDIT_PROMPTS: Final = 32
+AUDIT_TOKENS: Final = 128
+
+
+class AuditPrompts(PromptSettings):
+    """Prompts as `compare` takes them; num_prompts: unset, AUDIT_PROMPTS or all of a smaller source."""
+
+
+class AuditedServer(Settings):
+    """The server that is audited, and how it is asked; no key stands here."""
+
+    url: str
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The name to ask for; unset, the only one that is served."""
+    chat: bool = False
+    """Whether it is given messages, which it puts into its own chat template, in place of token ids."""
+    concurrency: Count = 16
+    timeout_seconds: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 600.0
+    tries: Count = 6
+    key_variable: str | None = None
+    """The environment variable that holds the key; unset, the usual one."""
+
+
+class AuditSampling(Settings):
+    """How the server is asked to sample, which is what its tokens are held against."""
+
+    samples_per_prompt: NumSamples = 1
+    max_new_tokens: Count = AUDIT_TOKENS
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    """0 is greedy: the likeliest token each time."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: CountOrNone = 0
+    seed: Seed = 0
+    ignore_eos: bool = False
+    noise: Literal["unknown", "vllm-cpu"] = "unknown"
+    """The random numbers that a seed stands for in the server: known, each token can be foretold."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class AuditSettings(Settings):
+    """One audit of a server by its tokens."""
+
+    model: ModelSettings
+    server: AuditedServer
+    dtype: DtypeField = Dtype.BF16
+    """What the server is said to compute in."""
+    prompts: AuditPrompts = AuditPrompts()
+    sampling: AuditSampling = AuditSampling()
+    adapter: str | None = None
+    """The folder of a LoRA adapter that it is said to serve."""
+    headers: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Texts, such as system prompts, that may stand before the prompts without being asked for."""
+    device: str = "auto"
+    batch_tokens: Count = DEFAULT_BATCH_TOKENS
+    confidence: float = Field(default=LEVEL, gt=0.5, lt=1)
+
+
+def audit_values(run: CompareSettings) -> dict[str, Any]:
+    """What a comparison ran with, as far as an audit asks for it: its checkpoint and its prompts."""
+    return {
+        "model": run.model.model_dump(),
+        "prompts": run.prompts.model_dump(include={"source", "chat_template"}),
+        "device": run.training.device,
+    }

@@ -133,18 +133,23 @@ class Ordered:
         return cls(ordered_TV, ordered_TV.exp().cumsum(dim=-1), places_T)
 
     def log_kept_mass(self, distribution: Distribution) -> torch.Tensor:
-        """Log of the probability that the kept tokens have together [T]."""
+        """Log of the probability that the kept tokens have together [T], the target's place always among them."""
+        return self.mass_up_to(self.last_kept(distribution).maximum(self.target_places_T)).log()
+
+    def last_kept(self, distribution: Distribution) -> torch.Tensor:
+        """The place of the least likely token that is kept [T], whatever the target is."""
         size = self.logprobs_TV.shape[1]
         last_T = torch.full_like(self.target_places_T, min(distribution.top_k or size, size) - 1)
         if distribution.min_p > 0:
             least_T1 = self.logprobs_TV[:, :1] + float(np.log(distribution.min_p))
             last_T = last_T.minimum(torch.searchsorted(-self.logprobs_TV, -least_T1, right=True).squeeze(-1) - 1)
         if distribution.top_p < 1:
-            enough_T1 = distribution.top_p * self._mass(last_T)[:, None]
+            enough_T1 = distribution.top_p * self.mass_up_to(last_T)[:, None]
             last_T = last_T.minimum(torch.searchsorted(self.mass_TV, enough_T1).squeeze(-1))
-        return self._mass(last_T.maximum(self.target_places_T)).log()
+        return last_T
 
-    def _mass(self, last_T: torch.Tensor) -> torch.Tensor:
+    def mass_up_to(self, last_T: torch.Tensor) -> torch.Tensor:
+        """The probability of all tokens up to these places [T]."""
         return self.mass_TV.gather(-1, last_T[:, None]).squeeze(-1)
 
 

@@ -60,7 +60,7 @@ class LoadedWeights:
         temperatures_KT = np.stack(
             [distribution.temperatures(self.tokens.temperature) for distribution in distributions]
         )
-        for chunk, logits_TV, targets_T in self._logits(context, rope):
+        for chunk, logits_TV, targets_T in self.logits(context, rope):
             temperatures = torch.from_numpy(temperatures_KT[:, chunk]).to(logits_TV)
             sets = None if self.tokens.sets is None else self.tokens.sets.of(chunk)
             columns_KT = log_probs(logits_TV, targets_T, temperatures, distributions, sets)
@@ -70,18 +70,21 @@ class LoadedWeights:
     def temperature_curve(self, context: Context, rope: Rope | None) -> tuple[Floats, Floats]:
         """What `distributions.curve` needs: the tokens' own logits [T], and normalisers [G, T]; raises as `columns`."""
         own, normalisers = [], []
-        for _, logits_TV, targets_T in self._logits(context, rope):
+        for _, logits_TV, targets_T in self.logits(context, rope):
             own.append(logits_TV.gather(-1, targets_T[:, None]).squeeze(-1).double().cpu().numpy())
             normalisers.append(log_normalisers(logits_TV).double().cpu().numpy())
         return np.concatenate(own), np.concatenate(normalisers, axis=1)
 
-    def _logits(self, context: Context, rope: Rope | None) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Chunk after chunk of tokens: which, their logits [C, V] in FP32 or wider, and the tokens themselves [C]."""
+    def logits(self, context: Context, rope: Rope | None) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Chunk after chunk of tokens: which, their logits [C, V] in FP32 or wider, and the tokens themselves [C].
+
+        Raises as `columns`.
+        """
         hidden_TD = self._hidden_states(context, rope)
         targets_T = torch.from_numpy(
             np.concatenate([sequence.token_ids for sequence in self.tokens.sequences]).astype(np.int64)
         )
-        size = chunk_of_tokens(self._vocab_size)
+        size = chunk_of_tokens(self.vocab_size)
         with memory_errors_named("computing log-probs", "explain fewer responses"), self.arithmetic.active():
             for start in range(0, len(targets_T), size):
                 chunk = slice(start, min(start + size, len(targets_T)))
@@ -110,7 +113,7 @@ class LoadedWeights:
         rows = []
         with exchanged_rope(self.model, rope), self.arithmetic.active():
             for sequence, prompt in zip(self.tokens.sequences, context.prompts, strict=True):
-                require_scorable(TokenSequence(sequence.id, prompt, sequence.token_ids), self._vocab_size)
+                require_scorable(TokenSequence(sequence.id, prompt, sequence.token_ids), self.vocab_size)
                 num_cached = context.cache.num_cached(prompt)
                 ids_1S = torch.tensor([prompt + sequence.token_ids[:-1]], device=self.model.device)
                 others: dict[str, Any] = {}
@@ -129,7 +132,7 @@ class LoadedWeights:
         rows: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
         with self.arithmetic.active():
             for batch in plan_batches([sequence.num_tokens for sequence in sequences], self.batch_tokens):
-                padded_batch = pad_batch([sequences[row] for row in batch], vocab_size=self._vocab_size)
+                padded_batch = pad_batch([sequences[row] for row in batch], vocab_size=self.vocab_size)
                 ids_BS = padded_batch.input_ids_BS.to(self.model.device)
                 shape = "x".join(map(str, ids_BS.shape))
                 with memory_errors_named(f"computing {shape} tokens", "lower batch_tokens (--batch-tokens)"):
@@ -142,7 +145,8 @@ class LoadedWeights:
         return torch.cat(rows)
 
     @property
-    def _vocab_size(self) -> int:
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
         embeddings: Any = self.model.get_input_embeddings()
         size: int = embeddings.weight.shape[0]
         return size

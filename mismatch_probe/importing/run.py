@@ -1,7 +1,7 @@
 """A log becomes a run directory that `report`, `gate` and `diff` read, with what the log does not say of itself."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -41,21 +41,16 @@ from mismatch_probe.importing.rows import (
 from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
-from mismatch_probe.logs.metric_files import MetricLog
-from mismatch_probe.logs.metric_names import OWN_NAMES, metric_names, quantity_words
 from mismatch_probe.logs.turns import TurnChecks
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key
 from mismatch_probe.records.files import JOINED_FOLDER, TEMPORARY_PREFIX, storage_errors
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
-from mismatch_probe.records.lines import CurveReading
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.tables import ROLLOUTS, read_rows
-from mismatch_probe.stats.catalogue import METRICS, metric_words
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.verdict.curves import NamedCurve, read_curves
 from mismatch_probe.verdict.rounding import noise_sentence
 
 LOG_SIDE: Final = "log"
@@ -357,39 +352,3 @@ def noise_of_sampler(run: RunDirectory, manifest: Manifest) -> str:
         return ""
     floor = Estimator(repeat.sequences, manifest.settings.confidence).root_mean_square(repeat.diff, "token")
     return "" if floor is None else noise_sentence("the sampler", floor)
-
-
-def reading_of_metrics(source: Path, log: MetricLog) -> CurveReading:
-    """What the metrics of a log tell, which has no tokens."""
-    return read_curves(
-        list(_named_curves(log)),
-        tool_version=__version__,
-        created_at=environment.utc_now(),
-        source=str(source),
-        kind=log.kind,
-        file_names=[str(file) for file in log.files],
-        unknown=sorted(log.unknown),
-        notes=log.notes,
-    )
-
-
-def _named_curves(log: MetricLog) -> Iterator[NamedCurve]:
-    """Each curve in the order of the table of names. What this tool sent to a tracker stands there under the names of
-    other trainers too, and is taken once.
-    """
-    names = [name for name in metric_names().values() if name.name in log.series]
-    own = [name for name in names if name.trainer == OWN_NAMES]
-    is_own = any(name.name.startswith("mismatch/") for name in own)
-    for name in own if is_own else names:
-        series = sorted(log.series[name.name].items())
-        words = metric_words(name.metric) if name.metric in METRICS else quantity_words()[name.metric]
-        yield NamedCurve(
-            name=name.name,
-            trainer=name.trainer,
-            metric=name.metric,
-            words=words,
-            note=name.note,
-            source=name.source,
-            steps=np.array([step for step, _ in series], np.int64),
-            values=np.array([value for _, value in series], np.float64),
-        )

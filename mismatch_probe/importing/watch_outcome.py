@@ -49,6 +49,8 @@ class Tally:
     not_judged: list[int] = field(default_factory=list)
     broken_steps: list[int] = field(default_factory=list)
     """The steps whose numbers are meaningless."""
+    contradiction: str | None = None
+    """Of metrics alone: why they are not what their names say."""
     stopped_at: int | None = None
     """The step at which a guard asked to stop."""
     skipped: dict[str, list[int]] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Tally:
         """
         if self.stopped_at is not None:
             return ExitCode.GATE_FAILED
-        if self.broken_steps:
+        if self.broken_steps or self.contradiction is not None:
             return ExitCode.ENVIRONMENT
         if self._strongest is not None:
             return ExitCode.GATE_FAILED
@@ -118,6 +120,8 @@ class Tally:
             return f"a guard asked to stop at step {self.stopped_at}"
         if self.broken_steps:
             return f"the numbers of {steps_in_words(self.broken_steps)} must not be trusted"
+        if self.contradiction is not None:
+            return f"numbers of this log contradict each other: {self.contradiction}"
         if self._strongest is not None:
             action, guards = action_words(str(self._strongest)), ", ".join(self._requesting_guards)
             return f"guards asked for more than a warning: {action} at step {self._request_step} ({guards})"

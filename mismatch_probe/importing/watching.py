@@ -21,6 +21,7 @@ from mismatch_probe.importing.selection import Census
 from mismatch_probe.logs import Level, LogChecks, LogFinding, is_copied
 from mismatch_probe.logs.choices import ChoiceChecks
 from mismatch_probe.notation import write_many
+from mismatch_probe.records.lines import Contradiction
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse, weights_order
 from mismatch_probe.stats.copies import CopiedRows, RowCopyTotals, row_totals
 from mismatch_probe.stats.growth import ResponseSums, can_show_growth, growth_of_sums
@@ -28,6 +29,7 @@ from mismatch_probe.stats.results import LEVEL, StepGrowth
 from mismatch_probe.stats.sequences import Sequences, TokenPair, is_usable, of_sampled_tokens
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals, sides_without_zeros
 from mismatch_probe.verdict.case import where_equal
+from mismatch_probe.verdict.curves import growth_sentence
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"
@@ -60,6 +62,12 @@ class JudgedStep:
     """Why it could not be judged."""
     notes: tuple[str, ...] = ()
     """Other doubts, which no earlier step had."""
+    num_rows: int = 0
+    """The responses of the step as they were logged, unusable ones too."""
+    bounds: tuple[str, ...] = ()
+    """Of metrics alone: the metrics that were not logged, of which the least that they can be stands here."""
+    contradictions: tuple[Contradiction, ...] = ()
+    """Of metrics alone: what the numbers of the steps up to this one contradict, and no earlier step did."""
 
     @property
     def is_broken(self) -> bool:
@@ -82,20 +90,55 @@ class JudgedStep:
         return any(action.kind is ActionKind.STOP for action in self.actions)
 
 
-class Watch:
-    """Judges the steps of a log; the first step decides which guards can judge it."""
+class StepWatch:
+    """Guards that judge one step after the other."""
 
     def __init__(self, guards: tuple[GuardSettings, ...]) -> None:
         self._settings = guards
         self._guards = Guards(guards, can={ActionKind.STOP})
         self.num_guards = len(guards)
-        self._earlier_notes: set[str] = set()
-        self._sums: list[ResponseSums] = []
 
     @property
     def guards_off(self) -> Mapping[str, tuple[str, ...]]:
         """The guards that are off, and the metrics that each of them lacks."""
         return self._guards.off
+
+    @property
+    def fewest_steps(self) -> int:
+        """The number of bad steps in a row after which every guard that can ask for more than a warning has asked."""
+        active = [
+            guard
+            for guard in self._settings
+            if guard.name not in self.guards_off and _can_ask_for_more_than_a_warning(guard)
+        ]
+        return max((guard.patience for guard in active), default=1)
+
+    def growth(self) -> StepGrowth | None:
+        """How the KL grows over the judged steps, by the test that `report` has for its headline."""
+        return None
+
+    @property
+    def can_show_growth(self) -> bool:
+        """Whether the judged steps have enough responses to show a growth."""
+        return False
+
+    def warning(self) -> str | None:
+        """How the mismatch rises over the steps; None where it does not."""
+        growth = self.growth()
+        return None if growth is None else growth_sentence(growth)
+
+    def diagnosis(self) -> Diagnosis:
+        """The likely cause of the guards' last findings."""
+        return self._guards.diagnosis()
+
+
+class Watch(StepWatch):
+    """Judges the steps of a log; the first step decides which guards can judge it."""
+
+    def __init__(self, guards: tuple[GuardSettings, ...]) -> None:
+        super().__init__(guards)
+        self._earlier_notes: set[str] = set()
+        self._sums: list[ResponseSums] = []
 
     def judge(self, step: LoggedStep) -> JudgedStep:
         """
@@ -137,6 +180,7 @@ class Watch:
             has_faults=sums.faults > 0,
             why_not=why_not,
             notes=new,
+            num_rows=len(step.responses),
         )
         if why_not is not None:
             return result
@@ -153,31 +197,15 @@ class Watch:
             )
         return replace(result, metrics=metrics, events=decision.events, missing=decision.firings.missing)
 
-    @property
-    def fewest_steps(self) -> int:
-        """The number of bad steps in a row after which every guard that can ask for more than a warning has asked."""
-        active = [
-            guard
-            for guard in self._settings
-            if guard.name not in self.guards_off and _can_ask_for_more_than_a_warning(guard)
-        ]
-        return max((guard.patience for guard in active), default=1)
-
     def growth(self) -> StepGrowth | None:
-        """How the KL grows over the judged steps, by the test that `report` has for its headline."""
         return growth_of_sums(ResponseSums.join(self._sums), LEVEL) if self._sums else None
 
     @property
     def can_show_growth(self) -> bool:
-        """Whether the judged steps have enough responses to show a growth."""
         if not self._sums:
             return False
         sums = ResponseSums.join(self._sums)
         return can_show_growth(sums.steps, sums.prompts)
-
-    def diagnosis(self) -> Diagnosis:
-        """The likely cause of the guards' last findings."""
-        return self._guards.diagnosis()
 
 
 def _of_choices(checks: ChoiceChecks) -> Iterator[tuple[str, float]]:

@@ -48,6 +48,8 @@ class MetricLog:
     """The values of a name that is known, by step."""
     unknown: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    cut_off: str | None = None
+    """A sentence where the last line or record of a file was being written; it is the last of the notes."""
     num_values: int = 0
     num_rewritten: int = 0
 
@@ -147,7 +149,14 @@ def read_metric_log(
         log_found.notes.append(
             f"{log_found.num_rewritten:,} values stand a second time at their step, as after a restart; the last counts"
         )
+    if log_found is not None and log_found.cut_off is not None:
+        log_found.notes.append(log_found.cut_off)
     return log_found
+
+
+def may_become_metrics(path: Path) -> bool:
+    """Whether a file without metrics is empty or a text, in which a trainer's first step may still come."""
+    return _kind_of(path) is _CONSOLE
 
 
 def _kind_of(path: Path) -> _Kind | None:
@@ -185,7 +194,7 @@ def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
                         yield from _document_entries(file)
                         return
                     raise
-                log.notes.append(f"the last line of {path.name} was being written, and is left out")
+                log.cut_off = f"the last line of {path.name} was being written, and is left out"
                 break
             if not isinstance(columns, dict):
                 raise Unreadable("a line of it is no JSON object")
@@ -236,6 +245,9 @@ def _console_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     step: int | None = None
     with open_file(path) as file:
         while raw := file.readline(_LONGEST_TEXT_LINE):
+            if not raw.endswith(b"\n") and len(raw) < _LONGEST_TEXT_LINE:
+                log.cut_off = f"the last line of {path.name} was being written, and is left out"
+                break
             line = _COLOUR.sub("", raw.decode("utf-8", errors="replace"))
             if (match := _VERL.search(line)) is not None:
                 for item in line[match.end() :].split(" - "):
@@ -266,7 +278,7 @@ def _worded_entries(step: int, line: str) -> Iterator[MetricEntry]:
 def _table_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A CSV of W&B: of a chart, whose columns are `RUN - NAME`, or of a run's history, whose columns are names."""
     with open_file(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        rows = csv.reader(_bounded_lines(text))
+        rows = csv.reader(_bounded_lines(text, path.name, log))
         header = next(rows, [])
         step_column = next((number for number, name in enumerate(header) if name in _STEP_KEYS), None)
         if step_column is None:
@@ -301,10 +313,12 @@ def _columns_of_metrics(header: Sequence[str]) -> dict[int, str]:
     return columns
 
 
-def _bounded_lines(text: IO[str]) -> Iterator[str]:
+def _bounded_lines(text: IO[str], name: str, log: MetricLog) -> Iterator[str]:
     while line := text.readline(_LONGEST_TEXT_LINE):
         if len(line) == _LONGEST_TEXT_LINE:
             raise Unreadable(f"a line of it is longer than {_LONGEST_TEXT_LINE // 2**20} MiB")
+        if not line.endswith(("\n", "\r")):
+            log.cut_off = f"the last line of {name} has no end yet"
         yield line
 
 
@@ -325,7 +339,10 @@ def _is_table(start: bytes) -> bool:
 
 
 def _event_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
-    return read_events(path, log.notes.append)
+    def note(sentence: str) -> None:
+        log.cut_off = sentence
+
+    return read_events(path, note)
 
 
 def _trackio_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:

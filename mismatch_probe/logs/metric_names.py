@@ -50,6 +50,12 @@ def first_step_names() -> dict[str, tuple[str, ...]]:
     }
 
 
+def loop_names() -> dict[str, str]:
+    """What trainers call numbers of the training loop, and the metric of ours that guards read."""
+    names: dict[str, str] = _names_table()["loop"]
+    return names
+
+
 def quantity_words() -> dict[str, str]:
     """What trainers log that is no metric of ours, in words."""
     words: dict[str, str] = _names_table()["quantities"]

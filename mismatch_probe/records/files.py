@@ -223,6 +223,7 @@ def _sync_folder(path: Path) -> None:
 MANIFEST: Final = "manifest.json"
 EVALUATION: Final = "evaluation.json"
 HEADROOM_FILE: Final = "headroom.json"
+AUDIT_FILE: Final = "audit.json"
 LOCALIZATIONS: Final = "localize-*-*.json"
 EXPLANATIONS: Final = "explain*.json"
 CURVES_FILE: Final = "curves.json"
@@ -239,6 +240,7 @@ class RunKind(Enum):
     SANITY = "a sanity test", "`report` shows it, `sanity --resume` continues it"
     ABLATION = "an ablation", "`report` shows it, `ablate --resume` continues it"
     HEADROOM = "what headroom found", "`report` shows it"
+    AUDIT = "what audit found", "`report` shows it"
     LOCALIZATION = "what localize found", "`report` shows it"
     CURVES = "a reading of metrics alone", "`report` shows it"
 
@@ -250,7 +252,7 @@ class RunKind(Enum):
 COMPARISONS: Final = (RunKind.COMPARISON, RunKind.EVALUATION, RunKind.IMPORTED)
 """An evaluation is a comparison and what its responses earned; of an imported log, both sides were logged."""
 TRAININGS: Final = (RunKind.TRAINING, RunKind.SANITY)
-FINDINGS: Final = (RunKind.HEADROOM, RunKind.LOCALIZATION)
+FINDINGS: Final = (RunKind.HEADROOM, RunKind.LOCALIZATION, RunKind.AUDIT)
 
 
 def kind_of(folder: Path) -> RunKind | None:
@@ -267,6 +269,8 @@ def kind_of(folder: Path) -> RunKind | None:
     except FileNotFoundError:
         if is_there(folder / HEADROOM_FILE):
             return RunKind.HEADROOM
+        if is_there(folder / AUDIT_FILE):
+            return RunKind.AUDIT
         if is_there(folder / CURVES_FILE):
             return RunKind.CURVES
         return RunKind.LOCALIZATION if is_folder(folder) and any(folder.glob(LOCALIZATIONS)) else None

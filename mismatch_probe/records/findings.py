@@ -1,4 +1,4 @@
-"""The documents of `localize` and `explain`, in a folder of their own or in that of a run."""
+"""The documents of `localize`, `explain`, `headroom` and `audit`, in a folder of their own or in that of a run."""
 
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -6,7 +6,8 @@ from typing import Literal, TypeVar
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide, PairSide
 from mismatch_probe.errors import ExitCode, RunDirectoryError
-from mismatch_probe.records.files import EXPLANATIONS, HEADROOM_FILE, LOCALIZATIONS, require_regular
+from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.files import AUDIT_FILE, EXPLANATIONS, HEADROOM_FILE, LOCALIZATIONS, require_regular
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import read_document, write_document
 from mismatch_probe.records.summary import Record, Verdict
@@ -218,13 +219,13 @@ class Localization(Record):
     peak_memory_bytes: dict[str, int]
 
 
-Document = Headroom | Localization | Explanation
-_Document = TypeVar("_Document", Headroom, Localization, Explanation)
+Document = Headroom | Localization | Explanation | Audit
+_Document = TypeVar("_Document", Headroom, Localization, Explanation, Audit)
 
 
 class Findings:
-    """`headroom.json`, `localize-TRAIN-INFER.json` for each pair of dtypes that was looked into, and `explain.json` or
-    `explain-step-N.json` of a log.
+    """`headroom.json`, `audit.json`, `localize-TRAIN-INFER.json` for each pair of dtypes that was looked into, and
+    `explain.json` or `explain-step-N.json` of a log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -232,12 +233,18 @@ class Findings:
 
     @property
     def exist(self) -> bool:
-        return (self.folder / HEADROOM_FILE).exists() or bool(self._localizations())
+        paths = (self.folder / name for name in (HEADROOM_FILE, AUDIT_FILE))
+        return any(path.exists() for path in paths) or bool(self._localizations())
 
     def headroom(self) -> Headroom | None:
         """The document; None where none is filed."""
         path = self.folder / HEADROOM_FILE
         return _read(path, Headroom) if path.exists() else None
+
+    def audit(self) -> Audit | None:
+        """As `headroom`."""
+        path = self.folder / AUDIT_FILE
+        return _read(path, Audit) if path.exists() else None
 
     def localizations(self) -> list[Localization]:
         """Of every pair of dtypes that was looked into; raises as `headroom`."""
@@ -249,8 +256,8 @@ class Findings:
 
     def documents(self) -> list[Document]:
         """All there is; raises as `headroom`."""
-        headroom = self.headroom()
-        return [*([] if headroom is None else [headroom]), *self.localizations(), *self.explanations()]
+        singles = [document for document in (self.headroom(), self.audit()) if document is not None]
+        return [*singles, *self.localizations(), *self.explanations()]
 
     def write(self, document: Document) -> None:
         """File a document where none of its kind is filed."""
@@ -266,6 +273,8 @@ def file_name(document: Document) -> str:
     """Of the file that holds a document."""
     if isinstance(document, Headroom):
         return HEADROOM_FILE
+    if isinstance(document, Audit):
+        return AUDIT_FILE
     if isinstance(document, Explanation):
         return explain_file(document.step)
     return localize_file(*document.settings.names)

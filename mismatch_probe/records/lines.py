@@ -94,79 +94,6 @@ def _broken_line(path: Path, number: int, reason: str) -> BrokenRecord:
     )
 
 
-WATCH_VERSION = 1
-
-
-class WatchedStep(Record):
-    """A step of a log."""
-
-    step: int
-    num_responses: int
-    num_tokens: int
-    left_out_tokens: int = 0
-    """Those without a log-prob on a side."""
-    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
-    """By name, a number, or the name of what is none; empty where it was not judged."""
-    findings: list[str] = []
-    """Codes of what makes its numbers doubtful."""
-    events: list[dict[str, Any]] = []
-    """Firings, as `train` records them."""
-
-
-class WatchRecord(Record):
-    """How a log was watched to its end, or until a guard asked to stop."""
-
-    schema_version: int = WATCH_VERSION
-    tool_version: str
-    source: str
-    format: str | None
-    """None where the folder held no log."""
-    guards_off: dict[str, list[str]]
-    """The guards that the log cannot serve, and what each lacks."""
-    num_guards: int = 0
-    """All guards, those that are off among them."""
-    steps: list[WatchedStep]
-    num_judged: int = 0
-    """Steps that every other guard judged."""
-    judged_in_part: list[int] = []
-    """Steps that some guards judged."""
-    not_judged: list[int] = []
-    """Steps that no guard judged."""
-    unfinished: list[int] = []
-    """Steps that were incomplete at the end, and were not judged."""
-    vanished: list[int] = []
-    """Steps whose files went away before they were read."""
-    absent: list[int] = []
-    """Numbers of steps that the log leaves out between those that it has."""
-    rewritten: list[int] = []
-    """Steps that were written to again after they were judged."""
-    short: list[int] = []
-    """Steps with far fewer responses than the others, whose files may be cut off."""
-    stopped_at: int | None
-    """The step at which a guard asked to stop; None where none did."""
-    growth: StepGrowth | None = None
-    """How the KL grows over the steps that were judged, by the test that an imported log has; None where no growth is
-    shown.
-    """
-    can_show_growth: bool = False
-    """Whether the steps that were judged have enough responses to show a growth."""
-    cause: str | None = None
-    """The code of the likely cause, where a guard asked for more than a warning; `unexplained` where no known one fits.
-    """
-    diagnosis: str | None
-    """That cause in words, or what is known where none fits."""
-    answer: Literal["pass", "fail", "inconclusive", "broken"] | None = None
-    """What the exit code says, in a word; None where the watch was interrupted or the log could not be followed to its
-    end.
-    """
-    exit_code: ExitCode | None = None
-    """None where `answer` is."""
-    reason: str | None = None
-    """Why the exit code is what it is; None where `answer` is."""
-    counts: str = ""
-    """How many steps were judged, and which were not."""
-
-
 CURVES_VERSION: Final = 1
 
 
@@ -238,6 +165,89 @@ class NextColumn(Record):
     shows: str
     how: str
     """How the trainer is made to log it."""
+
+
+WATCH_VERSION = 1
+
+
+class WatchedStep(Record):
+    """A step of a log."""
+
+    step: int
+    num_responses: int
+    num_tokens: int
+    left_out_tokens: int = 0
+    """Those without a log-prob on a side."""
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    """By name, a number, or the name of what is none; empty where it was not judged."""
+    findings: list[str] = []
+    """Codes of what makes its numbers doubtful."""
+    events: list[dict[str, Any]] = []
+    """Firings, as `train` records them."""
+
+
+class WatchRecord(Record):
+    """How a log was watched to its end, or until a guard asked to stop."""
+
+    schema_version: int = WATCH_VERSION
+    tool_version: str
+    source: str
+    format: str | None
+    """None where the folder held no log."""
+    guards_off: dict[str, list[str]]
+    """The guards that the log cannot serve, and what each lacks."""
+    num_guards: int = 0
+    """All guards, those that are off among them."""
+    steps: list[WatchedStep]
+    num_judged: int = 0
+    """Steps that every other guard judged."""
+    judged_in_part: list[int] = []
+    """Steps that some guards judged."""
+    not_judged: list[int] = []
+    """Steps that no guard judged."""
+    unfinished: list[int] = []
+    """Steps that were incomplete at the end, and were not judged."""
+    vanished: list[int] = []
+    """Steps whose files went away before they were read."""
+    absent: list[int] = []
+    """Numbers of steps that the log leaves out between those that it has."""
+    rewritten: list[int] = []
+    """Steps that were written to again after they were judged."""
+    short: list[int] = []
+    """Steps with far fewer responses than the others, whose files may be cut off."""
+    stopped_at: int | None
+    """The step at which a guard asked to stop; None where none did."""
+    growth: StepGrowth | None = None
+    """How the KL grows over the steps that were judged, by the test that an imported log has; None where no growth is
+    shown.
+    """
+    can_show_growth: bool = False
+    """Whether the steps that were judged have enough responses to show a growth."""
+    curve: MetricCurve | None = None
+    """Of metrics alone: the curve that measures the mismatch, with its shape."""
+    contradictions: list[Contradiction] = []
+    """Of metrics alone: numbers that cannot all be what their names say."""
+    causes: list[str] = []
+    """Of metrics alone: what fits the shape of the curve, the likeliest first."""
+    next_columns: list[NextColumn] = []
+    """Of metrics alone: what to log next."""
+    bounds: dict[str, str] = {}
+    """Metrics of the steps that were not logged, and of which a bound stands there, with a sentence on it."""
+    cause: str | None = None
+    """The code of the likely cause, where a guard asked for more than a warning; `unexplained` where no known one fits.
+    """
+    diagnosis: str | None
+    """That cause in words, or what is known where none fits."""
+    answer: Literal["pass", "fail", "inconclusive", "broken"] | None = None
+    """What the exit code says, in a word; None where the watch was interrupted or the log could not be followed to its
+    end.
+    """
+    exit_code: ExitCode | None = None
+    """None where `answer` is."""
+    reason: str | None = None
+    """Why the exit code is what it is; None where `answer` is."""
+    counts: str = ""
+    """How many steps were judged, and which were not."""
 
 
 class CurveReading(Record):

@@ -1,4 +1,4 @@
-"""`report.html` of a comparison and what other commands filed with it, and of a folder of `headroom` or `localize`."""
+"""`report.html` of a comparison and what other commands filed with it, and of a folder of one of those."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.notation import write_seconds, write_size
 from mismatch_probe.records.answers import GATE_FILE, Evaluation, EvaluationDirectory, GateResult, answer_of
+from mismatch_probe.records.audit import Audit
 from mismatch_probe.records.files import CURVES_FILE, EVALUATION, write_text
 from mismatch_probe.records.findings import Document, Explanation, Findings, Localization, file_name
 from mismatch_probe.records.headroom import Headroom
@@ -15,6 +16,7 @@ from mismatch_probe.records.lines import CurvesDirectory
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Summary
+from mismatch_probe.report.answers.audit import audit_answer
 from mismatch_probe.report.answers.compare import compare_answer, run_facts, summary_of_run
 from mismatch_probe.report.answers.curves import curves_answer
 from mismatch_probe.report.answers.evaluate import evaluation_answer
@@ -39,7 +41,7 @@ from mismatch_probe.verdict.headline import foremost, grows
 
 @dataclass(frozen=True)
 class Filed:
-    """Results of `headroom`, `localize` and `explain`, what the responses earned, and the answer of a gate."""
+    """Results of `headroom`, `localize`, `explain` and `audit`, what the responses earned, and the answer of a gate."""
 
     findings: Sequence[Document] = ()
     evaluation: Evaluation | None = None
@@ -254,7 +256,7 @@ def answer_on_screen(summary: Summary, run: Path) -> Answer:
 
 def write_findings_report(
     findings: Findings, plotly_js: PlotlyJs = PlotlyJs.EMBED
-) -> tuple[Path, Headroom | Localization]:
+) -> tuple[Path, Headroom | Localization | Audit]:
     """Write the page of a folder from its one document; returns the page and the document.
 
     Raises:
@@ -265,15 +267,15 @@ def write_findings_report(
     documents = [document for document in findings.documents() if not isinstance(document, Explanation)]
     if len(documents) != 1:
         raise RunDirectoryError(
-            f"{findings.folder} holds {len(documents)} results of headroom and localize, and a page shows one; give "
-            "each a folder of its own, or file them in a run with --run"
+            f"{findings.folder} holds {len(documents)} results of headroom, localize and audit, and a page shows one; "
+            "give each a folder of its own, or file them in a run with --run"
         )
     path = findings.folder / "report.html"
     write_text(path, render_document(documents[0], plotly_js))
     return path, documents[0]
 
 
-def render_document(document: Headroom | Localization, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
+def render_document(document: Headroom | Localization | Audit, plotly_js: PlotlyJs = PlotlyJs.EMBED) -> str:
     """The page of one document; the same document gives the same bytes."""
     answer = document_answer(document)
     return render_page(
@@ -305,6 +307,8 @@ def write_curves_report(folder: CurvesDirectory, plotly_js: PlotlyJs | None = No
 def document_answer(document: Document) -> Answer:
     if isinstance(document, Headroom):
         return headroom_answer(document)
+    if isinstance(document, Audit):
+        return audit_answer(document)
     return explain_answer(document) if isinstance(document, Explanation) else localize_answer(document)
 
 
@@ -312,6 +316,8 @@ def findings_section(document: Document) -> Section:
     """The document on the page of the run that it is filed in."""
     if isinstance(document, Headroom):
         anchor, title = "headroom", "Does it fit FP16"
+    elif isinstance(document, Audit):
+        anchor, title = "audit", "Is the server what it is said to be"
     elif isinstance(document, Explanation):
         anchor, title = explain_anchor(document), explain_title(document)
     else:
@@ -319,7 +325,7 @@ def findings_section(document: Document) -> Section:
     return document_answer(document).as_section(anchor, title)
 
 
-def _provenance(document: Headroom | Localization) -> Section:
+def _provenance(document: Headroom | Localization | Audit) -> Section:
     """The last section of a page of its own."""
     seconds = {name.replace("_", " "): write_seconds(value) for name, value in document.seconds.items()}
     blocks: list[Block] = [key_values("Seconds of each stage", seconds)]

@@ -175,6 +175,15 @@ def read_curves(
     )
 
 
+def contradictions_of(curves: Sequence[NamedCurve]) -> list[Contradiction]:
+    """The laws that the numbers of these curves break; none of no curve."""
+    if not curves:
+        return []
+    steps = np.unique(np.concatenate([curve.steps for curve in curves]))
+    columns, names = _columns(curves, steps)
+    return contradictions_in(columns, steps, names)
+
+
 def _columns(curves: Sequence[NamedCurve], steps: npt.NDArray[np.int64]) -> tuple[dict[str, Floats], dict[str, str]]:
     """Values [steps] of each metric, NaN where a step lacks one, and the trainer's name of each; the first of several
     curves of a metric counts.
@@ -273,7 +282,7 @@ def _bands(metric: str, level: float) -> list[PublishedBand]:
 def _verdict(curve: MetricCurve, contradictions: Sequence[Contradiction]) -> Verdict:
     grave = [contradiction for contradiction in contradictions if is_grave(contradiction)]
     evidence = [contradiction.sentence for contradiction in contradictions]
-    sentence = f"{_headline(curve)}."
+    sentence = f"{curve_sentence(curve)}."
     if grave:
         more = f" So do {write_count(len(grave) - 1)} more." if len(grave) > 1 else ""
         sentence = f"Numbers of this log contradict each other: {grave[0].sentence}.{more} {sentence}"
@@ -281,7 +290,13 @@ def _verdict(curve: MetricCurve, contradictions: Sequence[Contradiction]) -> Ver
     return Verdict(code=code, kind="broken" if grave else "undecided", sentence=sentence, evidence=evidence)
 
 
-def _headline(curve: MetricCurve) -> str:
+def rises(curve: MetricCurve) -> bool:
+    """Whether the deviation that the curve measures gets larger."""
+    return curve.shape in ("growing", "step_up")
+
+
+def curve_sentence(curve: MetricCurve) -> str:
+    """`KL (k3) grew 4.1-fold from step 12 (0.001) to step 30 (0.0041)`, and what is published of such a level."""
     words = f"{curve.words[0].upper()}{curve.words[1:]}"
     first, last = write_number(curve.first_level), write_number(curve.last_level)
     where = _relation_to_bands(curve)

@@ -11,6 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, join_names, write_estimate
+from mismatch_probe.records.audit import Audit
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
@@ -114,7 +115,7 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
             verdict = _with_explanation(verdict, explanation, kl)
         if localization is not None:
             verdict = _with_localization(verdict, localization)
-    commands = [_command(document) for document in documents]
+    commands = [_command(document) for document in documents if not isinstance(document, Audit)]
     advice = [each for each in verdict.advice if not any(_asks_for(command, each) for command in commands)]
     return verdict.model_copy(update={"advice": advice})
 
@@ -132,7 +133,7 @@ def _tells_of_all(explanation: Explanation, pair: PairSummary) -> bool:
     return pair.growth is None or explanation.step in (None, step_to_explain(pair.growth))
 
 
-def _command(document: Document) -> str:
+def _command(document: Headroom | Explanation | Localization) -> str:
     """What files such a document."""
     if isinstance(document, Headroom):
         return HEADROOM

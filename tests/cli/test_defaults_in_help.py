@@ -6,16 +6,18 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from mismatch_probe.cli.audit import audit
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.examinations import headroom, localize
 from mismatch_probe.cli.options import Flag
 from mismatch_probe.cli.train import train
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
+from mismatch_probe.config.examinations import AuditSettings, HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.train import TrainSettings
 
 COMMANDS: dict[Any, type[BaseModel]] = {
     compare: CompareSettings,
+    audit: AuditSettings,
     headroom: HeadroomSettings,
     localize: LocalizeSettings,
     train: TrainSettings,

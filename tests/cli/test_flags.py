@@ -9,13 +9,14 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from mismatch_probe.cli.audit import audit
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
 from mismatch_probe.cli.examinations import headroom, localize
 from mismatch_probe.cli.train import sanity, train
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
+from mismatch_probe.config.examinations import AuditSettings, HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.engines.vllm.arguments import engine_arguments
@@ -53,6 +54,7 @@ def test_the_flag_that_an_engine_argument_is_refused_for_exists(name: str) -> No
         (compare, CompareSettings, ()),
         (evaluate, CompareSettings, ("evaluation.",)),
         (headroom, HeadroomSettings, ()),
+        (audit, AuditSettings, ()),
         (localize, LocalizeSettings, ()),
         (train, TrainSettings, ()),
         (sanity, TrainSettings, ("sanity.",)),

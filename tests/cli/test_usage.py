@@ -57,7 +57,7 @@ def test_without_a_word_the_help_is_shown(words: list[str]) -> None:
 
 
 HEADINGS = {
-    "Measure a checkpoint": ["compare", "report", "diff"],
+    "Measure a checkpoint": ["compare", "report", "diff", "audit"],
     "Read the log of a trainer": ["import", "explain", "score", "watch"],
     "Answer yes or no in CI": ["gate"],
     "Look deeper": ["localize", "headroom", "evaluate"],

@@ -22,7 +22,7 @@ from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.first_steps import STARTERS, starter_path
 from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, given_by
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.examinations import HeadroomSettings
+from mismatch_probe.config.examinations import AuditSettings, HeadroomSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.nested import nest_names
 from mismatch_probe.config.train import TrainSettings
@@ -46,6 +46,7 @@ PARSED_ONLY = {
     "localize": "tests/localize/test_command.py",
     "headroom": "tests/headroom/test_command.py",
     "explain": "tests/importing/test_score_and_explain.py",
+    "audit": "tests/servers/test_audit.py",
     "doctor": "tests/servers/test_server_end_to_end.py",
     "score": "tests/importing/test_score_and_explain.py",
 }
@@ -60,7 +61,7 @@ ANSWERS = {"gate": {ExitCode.PASS, ExitCode.GATE_FAILED}}
 
 _SIDES = ("dtype", "train_dtype", "infer_dtype", "train", "infer")
 
-SETTINGS = {"compare": CompareSettings, "train": TrainSettings, "headroom": HeadroomSettings}
+SETTINGS = {"compare": CompareSettings, "train": TrainSettings, "headroom": HeadroomSettings, "audit": AuditSettings}
 """What the flags of a command are held against before it looks at any file."""
 
 

@@ -48,6 +48,7 @@ CODES: Final = {
     "train": (ExitCode.PASS, ExitCode.GATE_FAILED),
     "sanity": (ExitCode.PASS, ExitCode.GATE_FAILED),
     "explain": GATED,
+    "audit": GATED,
 }
 """How a command ends that worked; others with 0."""
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.importing.run import reading_of_metrics
+from mismatch_probe.importing.metrics import reading_of_metrics
 from mismatch_probe.logs.metric_files import read_metric_log
 from mismatch_probe.logs.metric_names import metric_names
 from mismatch_probe.records.files import RunKind, kind_of

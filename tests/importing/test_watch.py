@@ -261,10 +261,13 @@ def test_a_passing_watch_asks_for_nothing_next(folder: Path) -> None:
 def test_no_line_of_a_terminal_breaks_a_word(folder: Path) -> None:
     """Before, the terminal broke lines wherever its last column was."""
     out = StringIO()
-    course = WatchCourse(Watch(DEFAULT_GUARDS), folder, Tally(Patience()))
-    course.follower = Follower(recognise(log_of(folder, [1.0, 100.0])), folder)
+    watch = Watch(DEFAULT_GUARDS)
+    course = WatchCourse(watch, folder, Tally(Patience()))
+    course.follower = follower = Follower(recognise(log_of(folder, [1.0, 100.0])), folder)
     old(folder)
-    course.follow(course.follower.new_steps(), Console(file=out, width=60, force_terminal=True, color_system=None))
+    course.follow(
+        map(watch.judge, follower.new_steps()), Console(file=out, width=60, force_terminal=True, color_system=None)
+    )
     lines = out.getvalue().splitlines()
     assert any("guards judge this log" in line for line in lines)
     assert max(map(len, lines)) <= 60

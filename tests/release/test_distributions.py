@@ -165,14 +165,14 @@ def links(text: str) -> list[str]:
 
 @pytest.mark.parametrize("address", ["", ADDRESS])
 def test_links_of_the_description_are_absolute_once_the_project_has_an_address(
-    sources: Path, tmp_path: Path, address: str
+    sources: Path, distributions: Path, tmp_path: Path, address: str
 ) -> None:
-    copy = shutil.copytree(sources, tmp_path / "copy")
     if address:
+        copy = shutil.copytree(sources, tmp_path / "copy")
         with (copy / "pyproject.toml").open("a", encoding="utf-8") as file:
             file.write(f'\n[project.urls]\nRepository = "{address}"\n')
-    build("wheel", copy, tmp_path)
-    metadata = metadata_of(wheel_in(tmp_path))
+        build("wheel", copy, tmp_path)
+    metadata = metadata_of(wheel_in(tmp_path if address else distributions))
     described, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
     if not address:
         assert described.strip() == readme.strip()

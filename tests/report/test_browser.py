@@ -67,6 +67,13 @@ def test_every_drawing_is_drawn_and_the_browser_complains_of_nothing(report: Tab
     assert report.console == []
 
 
+def test_ticks_between_powers_of_ten_are_whole_numbers(report: Tab) -> None:
+    """20 and 50, not 2 and 5 beside 100."""
+    ticks = report.run("[...document.querySelectorAll('#corrections .xtick text')].map((tick) => tick.textContent)")
+    assert ticks
+    assert all(float(tick) >= 10 for tick in ticks), ticks
+
+
 def test_a_point_that_is_pointed_at_says_its_value_interval_and_counts(report: Tab) -> None:
     drawing = plot("overview-kl")
     report.run(f"{drawing}.scrollIntoView({{block: 'center'}})")
@@ -368,11 +375,3 @@ def test_no_line_of_a_command_ends_inside_a_flag_on_a_narrow_screen(
     assert len(flags) == 2
     assert set(flags) == {1}
     assert tab.run("document.querySelector('#reproduce pre code').textContent").startswith("mismatch-probe compare --")
-
-
-def test_ticks_between_powers_of_ten_are_whole_numbers(tab: Tab, page: str, tmp_path: Path) -> None:
-    """20 and 50, not 2 and 5 beside 100."""
-    shown(tab, page, tmp_path).draw_all()
-    ticks = tab.run("[...document.querySelectorAll('#corrections .xtick text')].map((tick) => tick.textContent)")
-    assert ticks
-    assert all(float(tick) >= 10 for tick in ticks), ticks

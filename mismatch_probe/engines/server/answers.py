@@ -47,6 +47,8 @@ class Question:
     """What the prefix cache holds under another salt is not read."""
     prefill: bool = False
     """Whether the log-probs of the prompt's own tokens are wanted too."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and content of each message of the conversation, where the server is to apply its own chat template."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -89,6 +91,8 @@ class ServerAnswer:
     """Of each prompt token; None where the server gives none."""
     versions: tuple[str, ...] = ()
     """Labels of the weights that sampled it, in order; empty where the server has none."""
+    text: str | None = None
+    """Of a server that gives text alone: then `token_ids` is empty."""
 
 
 def member(content: Any, name: str, kind: type | tuple[type, ...]) -> Any:

@@ -38,8 +38,15 @@ class Contact:
     protocol: ServerProtocol
 
 
-def contact(connection: Connection, arguments: ServerArguments, *, tries: int | None = None) -> Contact:
-    """
+def contact(
+    connection: Connection,
+    arguments: ServerArguments,
+    *,
+    tries: int | None = None,
+    protocol: ServerProtocol | None = None,
+) -> Contact:
+    """protocol: how it is asked; unset, as its side says, or in the first protocol that it serves.
+
     Raises:
         UsageError: what answers is no server that can be asked, wants a key, or serves another model.
         EngineError: nothing answers.
@@ -68,7 +75,7 @@ def contact(connection: Connection, arguments: ServerArguments, *, tries: int | 
         max_model_len=longest if type(longest) is int and longest > 0 else None,
         software=None if software is None else plain(software),
         dtype=next(filter(None, (protocol.dtype(facts) for protocol in PROTOCOLS.usable().values())), None),
-        protocol=_protocol(connection, arguments, facts),
+        protocol=_protocol(connection, arguments, facts) if protocol is None else protocol,
     )
 
 
@@ -132,13 +139,15 @@ def check_answer(where: str, label: str, question: Question, answer: ServerAnswe
     """
     who = f"the server at {where}"
     num_tokens = len(answer.token_ids)
-    if answer.prompt_ids is not None and answer.prompt_ids != question.prompt_ids:
+    if answer.prompt_ids is not None and not question.messages and answer.prompt_ids != question.prompt_ids:
         raise EngineError(
             f"{who} ran {label} on other token ids than those given ({_first_difference(question, answer)}): what is "
             "in front of it changes prompts, so that nothing it says belongs to what was asked; ask the server itself"
         )
     if answer.finish_reason not in _FINISHED:
         raise EngineError(f"{who} ended {label} with {answer.finish_reason!r} instead of finishing it")
+    if answer.text is not None:
+        return
     if num_tokens > question.max_tokens:
         raise EngineError(
             f"{who} gave {label} {num_tokens} tokens where at most {question.max_tokens} were asked for: it does not "

@@ -6,10 +6,10 @@ from typing import Final
 from mismatch_probe.causes.training import EndCause
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.records.lines import WatchRecord
+from mismatch_probe.records.lines import MetricCurve, WatchRecord
 from mismatch_probe.report.view import Answer, Badge, Terms
 from mismatch_probe.stats.growth import StepLevels
-from mismatch_probe.verdict.curves import course_words, growth_sentence, step_to_explain
+from mismatch_probe.verdict.curves import course_words, curve_sentence, growth_sentence, rises, step_to_explain
 from mismatch_probe.verdict.headline import against_limit
 
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "broken": "broken"}
@@ -20,8 +20,12 @@ _INTERRUPTED: Final = "ended before its end"
 
 def watch_answer(record: WatchRecord) -> Answer:
     """The course of the mismatch, what guards saw as its cause, the outcome with its reason, and what to do next."""
-    terms = [(words, course) for metric, words in _COURSES.items() for course in _course_of_metric(record, metric)]
-    terms += [*_growth_lines(record), *_judged_by(record)]
+    terms = [
+        (f"{words}, at least" if metric in record.bounds else words, course)
+        for metric, words in _COURSES.items()
+        for course in _course_of_metric(record, metric)
+    ]
+    terms += [*_growth_lines(record), *_of_metrics_alone(record), *_judged_by(record)]
     if record.diagnosis is not None:
         name = "what is known" if record.cause == EndCause.UNEXPLAINED else "likely cause"
         terms.append((name, record.diagnosis))
@@ -44,6 +48,9 @@ def _outcome(record: WatchRecord) -> str:
     if record.growth is not None:
         size = against_limit(record.growth.last)
         return f"pass with a warning: {growth_sentence(record.growth, size)}; {record.reason}"
+    if record.curve is not None:
+        warning = " with a warning" if rises(record.curve) else ""
+        return f"pass{warning}: {curve_sentence(record.curve)}; {record.reason}"
     course = _words_of_course(record)
     return f"pass: {record.reason}{course and f', and {course}'}"
 
@@ -53,6 +60,8 @@ def _badge_of_outcome(record: WatchRecord) -> Badge:
         return Badge("undecided", _INTERRUPTED)
     if record.answer == "pass" and record.growth is not None:
         return Badge("growing", "KL grows")
+    if record.answer == "pass" and record.curve is not None and rises(record.curve):
+        return Badge("growing", "mismatch grows")
     return Badge(_KINDS[record.answer], record.answer)
 
 
@@ -83,11 +92,24 @@ def _growth_lines(record: WatchRecord) -> Iterator[tuple[str, str]]:
         yield "over the steps", words
 
 
+def _of_metrics_alone(record: WatchRecord) -> Iterator[tuple[str, str]]:
+    if record.curve is None:
+        return
+    if record.answer != "pass":
+        yield "over the steps", curve_sentence(record.curve)
+    for contradiction in record.contradictions:
+        yield "contradiction", f"{contradiction.sentence}. {contradiction.means}"
+    if record.causes and (record.answer != "pass" or rises(record.curve)):
+        yield "causes that fit", record.causes[0]
+
+
 def _judged_by(record: WatchRecord) -> Iterator[tuple[str, str]]:
     num_on = record.num_guards - len(record.guards_off)
     if not record.num_judged or not num_on:
         return
     growth = ", and a test for growth over the steps" if record.can_show_growth else ""
+    if record.curve is not None:
+        growth = ", and the shape of its curve"
     off = " (the others read what the log lacks)" if record.guards_off else ""
     yield "judged by", f"{write_count(num_on)} of {write_count(record.num_guards)} guards{off}{growth}"
 
@@ -106,7 +128,9 @@ def _course_of_metric(record: WatchRecord, metric: str) -> Iterator[str]:
 
 
 def _advice_lines(record: WatchRecord) -> Iterator[str]:
-    if record.answer == "broken":
+    if record.curve is not None:
+        yield from _advice_on_metrics(record, record.curve)
+    elif record.answer == "broken":
         command = command_line("import", record.source, "--out", "runs/log")
         yield f"Fix what is named at these steps where the log is written; `import` checks all of it: `{command}`"
     elif record.answer == "fail" or record.growth is not None:
@@ -116,6 +140,15 @@ def _advice_lines(record: WatchRecord) -> Iterator[str]:
             f"With the checkpoint that sampled step {step}, each suspected cause is computed and compared with the "
             f"log: `{command_line(*words)}`"
         )
+
+
+def _advice_on_metrics(record: WatchRecord, curve: MetricCurve) -> Iterator[str]:
+    if record.answer == "pass" and not rises(curve):
+        return
+    command = command_line("import", record.source, "--out", "runs/curve")
+    yield f"The curves, what contradicts what and all causes that fit: `{command}`"
+    for column in record.next_columns[:1]:
+        yield f"Log {column.name}: {column.shows}{f' ({column.how})' if column.how else ''}"
 
 
 def _step_to_explain(record: WatchRecord) -> int:

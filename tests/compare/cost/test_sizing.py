@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.sizing.models import CHECKED, LARGE, MEASURED, architecture
+from benchmarks.sizing.models import CHECKED, LARGE, MEASURED, large_architecture
 from benchmarks.sizing.prediction import Task
 from benchmarks.sizing.publish import Measurement, page, worst_of_checked
 
@@ -33,7 +33,7 @@ def test_the_last_size_is_held_against_what_the_smaller_ones_took(last_seconds: 
 
 @pytest.mark.slow
 def test_the_large_models_have_the_sizes_in_their_names_and_their_predictions_are_called_so() -> None:
-    sizes = {name.split("B")[0]: architecture(config).parameters for name, config in LARGE.items()}
+    sizes = {name.split("B")[0]: large_architecture(name).parameters for name in LARGE}
     assert {int(billions): round(parameters / 1e9) for billions, parameters in sizes.items()} == {
         7: 8,
         70: 71,

@@ -1,0 +1,230 @@
+"""From what models say of the served tokens to an answer: as said, which other thing fits, or what cannot be told."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtri
+
+from mismatch_probe.audit.scoring import Drawn, Foretold, num_departures
+from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
+from mismatch_probe.notation import write_count, write_many, write_number, write_percent
+from mismatch_probe.records.audit import Agreement, AuditCandidate, CandidateKind, LawFit
+from mismatch_probe.stats.agreement import (
+    NoiseFit,
+    Rounding,
+    fit_noise,
+    hold_against_law,
+    tokens_to_see,
+    tokens_to_see_noise,
+)
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.sequences import Floats, Ints
+
+CHANCE: Final = 1e-3
+"""Of an error, that a server which is as said is called another."""
+TOLERATED: Final = 3.0
+"""Times its dtype's rounding that a sound server's scores may be moved: other kernels round otherwise."""
+_NEAR_TIE: Final = 4.0
+_MOST_GAPS: Final = 64
+_TEMPERATURE_STEPS: Final = 1e-3
+AS_SAID: Final = "as said"
+
+
+@dataclass(frozen=True)
+class ForetoldBy:
+    """The tokens that one candidate names, and the noise that is left."""
+
+    kind: CandidateKind
+    what: str
+    foretold: Foretold
+    noise: NoiseFit
+
+    @property
+    def fits(self) -> bool:
+        return self.noise.low <= TOLERATED
+
+
+def foretold_by(kind: CandidateKind, what: str, foretold: Foretold, rounding: Rounding, clusters: Ints) -> ForetoldBy:
+    """rounding: of the claimed dtype at the positions as said."""
+    return ForetoldBy(kind, what, foretold, fit_noise(rounding, foretold.margins, foretold.gaps, clusters, 1 - CHANCE))
+
+
+def measure_agreement(
+    claim: ForetoldBy, in_dtype: Foretold, rounding: Rounding, estimator: Estimator, clusters: Ints
+) -> Agreement:
+    """in_dtype: the tokens that the checkpoint's own computation in the claimed dtype names."""
+    foretold = claim.foretold
+    gaps = foretold.gaps[foretold.differs]
+    scales = rounding.scales[foretold.differs]
+    at_level = fit_noise(rounding, foretold.margins, foretold.gaps, clusters, estimator.level)
+    small = foretold.margins <= np.quantile(foretold.margins, 0.1)
+    return Agreement(
+        equal=estimator.share(~foretold.differs, "token"),
+        floor=estimator.share(in_dtype.best_ids == foretold.best_ids, "token"),
+        num_differing=int(foretold.differs.sum()),
+        expected_differing=at_level.expected_differing,
+        noise_times=at_level.times,
+        noise_low=at_level.low,
+        noise_high=at_level.high,
+        rounding_nats=float(np.median(rounding.scales[small])),
+        gaps=np.sort(gaps)[::-1][:_MOST_GAPS].tolist(),
+        near_ties=int((gaps <= _NEAR_TIE * scales).sum()),
+    )
+
+
+@dataclass(frozen=True)
+class TemperatureFit:
+    """The temperature that makes sampled tokens likeliest, with an interval, and the gain over temperature 1's."""
+
+    value: float
+    low: float
+    high: float
+
+
+def fit_temperature(curve: TemperatureCurve, level: float) -> TemperatureFit:
+    """Maximum likelihood; the interval is Huber's, from the scores of the tokens [Huber 1967, Berkeley Symposium]."""
+    grid = np.geomspace(0.26, 3.9, 60)
+    totals = [float(curve.at(temperature).sum()) for temperature in grid]
+    best = int(np.argmax(totals))
+    bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    minimum = minimize_scalar(lambda value: -float(curve.at(value).sum()), bounds=bounds, method="bounded")
+    value, step = float(minimum.x), _TEMPERATURE_STEPS
+    below, at, above = (curve.at(value * factor) for factor in (math.exp(-step), 1.0, math.exp(step)))
+    information = -float((above - 2 * at + below).sum()) / step**2
+    scores = (above - below) / (2 * step)
+    if information <= 0:
+        return TemperatureFit(value, 0.0, math.inf)
+    reach = float(ndtri((1 + level) / 2)) * math.sqrt(float((scores**2).sum())) / information
+    return TemperatureFit(value, value * math.exp(-reach), value * math.exp(reach))
+
+
+def law_fit(draws: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
+    test = hold_against_law(draws.first, draws.entropies, draws.variances, draws.below, seed)
+    return LawFit(
+        p_value=test.p_value,
+        surprise_nats=test.surprise,
+        surprise_score=test.surprise_score,
+        temperature=temperature.value,
+        temperature_low=temperature.low,
+        temperature_high=temperature.high,
+        num_outside=int(draws.is_outside.sum()),
+        largest_mass_before=float(draws.mass_before.max()),
+        largest_place=int(draws.places.max()) + 1,
+    )
+
+
+def law_p_value(draws: Drawn, seed: int) -> float:
+    """That the tokens were drawn from the first law."""
+    return hold_against_law(draws.first, draws.entropies, draws.variances, draws.below, seed).p_value
+
+
+def law_words(law: Distribution, claim: Distribution) -> str:
+    """How a law differs from what is said."""
+    words = []
+    if law.temperature != claim.temperature:
+        words.append(f"temperature {law.temperature or 1.0:.3g}")
+    if law.top_p != claim.top_p:
+        words.append(f"top-p {law.top_p:g}")
+    if law.top_k != claim.top_k:
+        words.append(f"top-k {law.top_k}" if law.top_k else "no top-k")
+    if law.min_p != claim.min_p:
+        words.append(f"min-p {law.min_p:g}")
+    return " and ".join(words) or AS_SAID
+
+
+_GRID_TEMPERATURES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+_GRID_TOP_P: Final = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.5)
+_GRID_TOP_K: Final = (1, 5, 10, 20, 40, 50, 64, 100, 200)
+_GRID_MIN_P: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+def other_laws(claim: Distribution, vocab_size: int, fitted_temperature: float) -> list[Distribution]:
+    """What a server may do instead: other temperatures, the fitted one among them, and cuts at these and as said."""
+    temperatures = [*_GRID_TEMPERATURES, round(fitted_temperature, 3)]
+    cuts = [replace(claim, top_p=top_p) for top_p in (*_GRID_TOP_P, 1.0)]
+    cuts += [replace(claim, top_k=top_k) for top_k in (*_GRID_TOP_K, 0) if top_k < vocab_size]
+    cuts += [replace(claim, min_p=min_p) for min_p in _GRID_MIN_P]
+    both = [replace(cut, temperature=temperature) for cut in [claim, *cuts] for temperature in temperatures]
+    return [law for law in dict.fromkeys([*cuts, *both]) if law != claim]
+
+
+_NATS_A_DEPARTURE: Final = 6.0
+"""That a second departure must gain: without, the simpler law is named."""
+
+
+def best_law(laws: Sequence[Distribution], draws: Drawn) -> tuple[int, float]:
+    """The number of the likeliest law, fewer departures first, and its evidence over that as said (nats)."""
+    evidence = draws.log_probs.sum(axis=1) - draws.log_probs[0].sum()
+    scores = evidence - _NATS_A_DEPARTURE * np.array([num_departures(law, laws[0]) for law in laws])
+    best = int(scores.argmax())
+    return best, float(evidence[best])
+
+
+def is_refuted(evidence: float, num_laws: int) -> bool:
+    """Whether the evidence for the best of so many laws refutes what is said."""
+    return evidence > math.log(num_laws / CHANCE)
+
+
+def tokens_needed_for_law(kl: float, num_laws: int) -> int | None:
+    return _as_count(tokens_to_see(kl, CHANCE / num_laws))
+
+
+def noise_of_change(rounding: Rounding, claim: Foretold, changed: Foretold) -> float:
+    """By how many times the claimed dtype's rounding a change of the weights moves scores at these positions."""
+    gaps = np.where(changed.best_ids == claim.best_ids, 0.0, np.maximum(claim.margins, 1e-9))
+    return fit_noise(rounding, claim.margins, gaps, np.arange(len(gaps)), 1 - CHANCE).times
+
+
+def tokens_needed_for_noise(rounding: Rounding, margins: Floats, times: float) -> int | None:
+    """To tell noise of so many times the rounding from what other kernels are allowed."""
+    return _as_count(tokens_to_see_noise(rounding, margins, times, TOLERATED, CHANCE))
+
+
+def _as_count(number: float) -> int | None:
+    return math.ceil(number) if number < 1e12 else None
+
+
+def noise_words(times: float, low: float, high: float) -> str:
+    return f"{write_number(times)} [{write_number(low)}, {write_number(high)}] times"
+
+
+def equal_words(agreement: Agreement) -> str:
+    """The share of equal tokens, with its interval and its floor."""
+    equal, floor = agreement.equal, agreement.floor
+    bounds = "" if equal.low is None or equal.high is None else f" [{_percent(equal.low)}, {_percent(equal.high)}]"
+    return (
+        f"{_percent(equal.value)}{bounds} of {write_many(equal.num_tokens, 'token')} are the ones that the checkpoint "
+        f"names in FP32; its own computation in the claimed dtype names {_percent(floor.value)}"
+    )
+
+
+def _percent(share: float) -> str:
+    """Shares near 1 with the digits that tell them from it."""
+    if share in (0.0, 1.0):
+        return write_percent(share)
+    digits = max(1, min(4, 1 - math.floor(math.log10(min(share, 1 - share) * 100))))
+    return f"{100 * share:.{digits}f} %"
+
+
+def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[str]:
+    """What so many tokens leave open, and how many would tell it."""
+    return [
+        f"{candidate.what}: "
+        + (
+            "no number of tokens tells it from rounding this way"
+            if candidate.tokens_needed is None
+            else f"takes about {write_count(_two_digits(candidate.tokens_needed))} tokens on prompts like these"
+        )
+        for candidate in candidates[1:]
+        if candidate.kind == "weights" or (candidate.kind == "sampling" and not candidate.fits)
+        if candidate.tokens_needed is None or candidate.tokens_needed > num_tokens
+    ]
+
+
+def _two_digits(count: int) -> int:
+    digits = max(0, len(str(count)) - 2)
+    return round(count, -digits)

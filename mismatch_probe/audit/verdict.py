@@ -1,0 +1,390 @@
+"""What was seen of the served tokens, and the answer that follows from it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from mismatch_probe.audit.asking import ServedResponses
+from mismatch_probe.audit.judging import (
+    AS_SAID,
+    CHANCE,
+    TOLERATED,
+    ForetoldBy,
+    TemperatureFit,
+    best_law,
+    cannot_tell,
+    equal_words,
+    foretold_by,
+    is_refuted,
+    law_fit,
+    law_p_value,
+    law_words,
+    measure_agreement,
+    noise_of_change,
+    noise_words,
+    tokens_needed_for_law,
+    tokens_needed_for_noise,
+)
+from mismatch_probe.audit.scoring import Drawn, Foretold
+from mismatch_probe.config.examinations import AuditSettings
+from mismatch_probe.explain.fitting import Distribution
+from mismatch_probe.explain.hypotheses import Context
+from mismatch_probe.explain.judging import LoggedTokens
+from mismatch_probe.notation import join_names, write_many, write_number
+from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
+from mismatch_probe.stats.agreement import Rounding
+from mismatch_probe.stats.estimator import Estimator
+from mismatch_probe.stats.sequences import Floats, Ints
+
+
+@dataclass(frozen=True)
+class ServedSample:
+    """The tokens, and how they are said to be sampled."""
+
+    tokens: LoggedTokens
+    context: Context
+    clusters: Ints
+    """The prompt of each token [T]."""
+    estimator: Estimator
+    law: Distribution | None
+    """None of greedy decoding."""
+    seeds: list[int] | None
+    """Of each token's noise; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """What the checkpoint in FP32 says."""
+
+    claim: Foretold | None
+    """None where no token is named."""
+    laws: list[Distribution]
+    """That as said, then others; of greedy tokens the one law that they may have been sampled from."""
+    draws: Drawn | None
+    """Under these laws; None of greedy tokens that show no sampling."""
+    temperature: TemperatureFit
+    fitted: Foretold | None = None
+    """By the law that is likeliest, where tokens are foretold and that law refutes what is said."""
+    fitted_p_value: float | None = None
+    """That the tokens were drawn from that law; None where no law refutes what is said."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The checkpoint with weights of fewer bits, or with other prompts."""
+
+    kind: Literal["weights", "prompt"]
+    what: str
+    foretold: Foretold | None
+    draws: Drawn | None
+    """Under the law as said."""
+
+
+@dataclass(frozen=True)
+class AuditFindings:
+    """Everything that an answer rests on."""
+
+    settings: AuditSettings
+    sample: ServedSample
+    look: CheckpointView
+    in_dtype: Foretold | None
+    """The tokens that the checkpoint's own computation in the claimed dtype names."""
+    differences: Floats | None
+    """Between the scaled logits of the best two tokens in that dtype [T]."""
+    changed: list[Changed]
+    responses: ServedResponses
+
+
+@dataclass(frozen=True)
+class AuditAnswer:
+    """What the record of an audit holds besides what it is of."""
+
+    mode: AuditMode
+    agreement: Agreement | None
+    law: LawFit | None
+    candidates: list[AuditCandidate]
+    cannot_tell: list[str]
+    verdict: AuditVerdict
+
+
+_LEAST_ABOVE_CHANCE: Final = 0.2
+"""Of the way from the share of equal tokens of independent draws to 1: below, the noise is not the server's."""
+_SHOWN_LAWS: Final[tuple[Callable[[Distribution], Distribution], ...]] = (
+    lambda claim: replace(claim, temperature=0.9),
+    lambda claim: replace(claim, temperature=1.1),
+    lambda claim: replace(claim, top_p=0.99),
+    lambda claim: replace(claim, top_p=0.95),
+    lambda claim: replace(claim, top_p=0.9),
+    lambda claim: replace(claim, top_k=50),
+    lambda claim: replace(claim, top_k=20),
+    lambda claim: replace(claim, min_p=0.05),
+)
+"""Departures that a record always has, with the tokens that they take."""
+
+
+def judge(findings: AuditFindings) -> AuditAnswer:
+    """The answer; errors a sound server may be called another with are at most CHANCE for each thing that is tested."""
+    sample, look = findings.sample, findings.look
+    rounding = claim = None
+    if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
+        rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
+        claim = foretold_by("as said", AS_SAID, look.claim, rounding, sample.clusters)
+    mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "foretold"
+    agreement = None
+    if claim is not None and rounding is not None and findings.in_dtype is not None:
+        agreement = measure_agreement(claim, findings.in_dtype, rounding, sample.estimator, sample.clusters)
+    fit = None
+    if sample.law is not None and look.draws is not None:
+        fit = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
+    candidates = [*_as_said(claim, look), *_sampling(findings, rounding), *_changed(findings, rounding)]
+    num_tokens = len(sample.tokens.rows)
+    left_open = cannot_tell(candidates, num_tokens)
+    verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
+    return AuditAnswer(mode, agreement, fit, candidates, left_open, verdict)
+
+
+def _is_unrelated(look: CheckpointView) -> bool:
+    """Whether the tokens agree with those foretold no more than independent draws do: the noise is another."""
+    if look.claim is None or look.draws is None or look.fitted is not None or len(look.laws) < 2:
+        return False
+    by_chance = float(np.exp(look.draws.first).mean())
+    equal = float((~look.claim.differs).mean())
+    return equal < by_chance + _LEAST_ABOVE_CHANCE * (1 - by_chance)
+
+
+def _as_said(claim: ForetoldBy | None, look: CheckpointView) -> list[AuditCandidate]:
+    evidence = None if look.draws is None or len(look.laws) < 2 else 0.0
+    if claim is None:
+        return [AuditCandidate(kind="as said", what=AS_SAID, log_evidence=evidence, fits=False)]
+    return [_candidate(claim).model_copy(update={"log_evidence": evidence})]
+
+
+def _candidate(by: ForetoldBy) -> AuditCandidate:
+    return AuditCandidate(
+        kind=by.kind,
+        what=by.what,
+        num_differing=int(by.foretold.differs.sum()),
+        noise_times=by.noise.times,
+        noise_low=by.noise.low,
+        noise_high=by.noise.high,
+        fits=by.fits,
+    )
+
+
+def _sampling(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCandidate]:
+    """The law that fits best, and the usual departures with the tokens that they take."""
+    look, claim = findings.look, findings.sample.law
+    if claim is None:
+        if look.draws is None:
+            return []
+        what = f"sampling at temperature {look.temperature.value:.2g}"
+        test = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
+        return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
+    assert look.draws is not None
+    num_laws = len(look.laws)
+    best, _ = best_law(look.laws, look.draws)
+    shown_laws = [each(claim) for each in _SHOWN_LAWS]
+    numbers = dict.fromkeys(
+        [*([best] if best else []), *(look.laws.index(law) for law in shown_laws if law in look.laws[1:])]
+    )
+    candidates = []
+    for number in numbers:
+        law = look.laws[number]
+        log_evidence = float(look.draws.log_probs[number].sum() - look.draws.log_probs[0].sum())
+        candidate = AuditCandidate(
+            kind="sampling",
+            what=law_words(law, claim),
+            log_evidence=log_evidence,
+            fits=number == best and look.fitted_p_value is not None and look.fitted_p_value >= CHANCE,
+            tokens_needed=tokens_needed_for_law(float(look.draws.kl[number]), num_laws),
+        )
+        if number == best and look.fitted is not None and rounding is not None:
+            by = foretold_by("sampling", candidate.what, look.fitted, rounding, findings.sample.clusters)
+            numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
+            candidate = candidate.model_copy(update=numbers_of)
+        candidates.append(candidate)
+    return candidates
+
+
+def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCandidate]:
+    look = findings.look
+    candidates = []
+    for changed in findings.changed:
+        candidate = AuditCandidate(kind=changed.kind, what=changed.what)
+        if rounding is not None and changed.foretold is not None and look.claim is not None:
+            by = foretold_by(changed.kind, changed.what, changed.foretold, rounding, findings.sample.clusters)
+            own = noise_of_change(rounding, look.claim, changed.foretold)
+            candidate = _candidate(by).model_copy(
+                update={
+                    "moves_times": own,
+                    "tokens_needed": tokens_needed_for_noise(rounding, look.claim.margins, own),
+                }
+            )
+        if changed.draws is not None and look.draws is not None:
+            num_tried = len(look.laws) + len(findings.changed)
+            seed = findings.settings.sampling.seed
+            candidate = _with_evidence(candidate, changed.draws, look.draws, num_tried, seed)
+        candidates.append(candidate)
+    return candidates
+
+
+def _with_evidence(
+    candidate: AuditCandidate, draws: Drawn, as_said: Drawn, num_tried: int, seed: int
+) -> AuditCandidate:
+    """By the tokens' probabilities; one that is foretold too is judged by its tokens."""
+    log_ratios = draws.log_probs[0] - as_said.log_probs[0]
+    evidence = float(log_ratios.sum())
+    if candidate.num_differing is not None:
+        return candidate.model_copy(update={"log_evidence": evidence})
+    kl = float((np.expm1(log_ratios) - log_ratios).mean())
+    return candidate.model_copy(
+        update={
+            "log_evidence": evidence,
+            "fits": is_refuted(evidence, num_tried) and law_p_value(draws, seed) >= CHANCE,
+            "tokens_needed": tokens_needed_for_law(kl, num_tried),
+        }
+    )
+
+
+def _verdict(
+    findings: AuditFindings,
+    mode: AuditMode,
+    claim: ForetoldBy | None,
+    agreement: Agreement | None,
+    fit: LawFit | None,
+    candidates: Sequence[AuditCandidate],
+) -> AuditVerdict:
+    evidence = _evidence(findings, agreement, fit, candidates)
+    cause = _cause_of(findings, claim, candidates)
+    if cause is not None:
+        return AuditVerdict(
+            kind="bug",
+            cause=cause.what,
+            sentence=f"Not as said: the tokens fit {cause.what}, and not what the server is said to do.",
+            evidence=evidence,
+            advice=[_ADVICE[cause.kind]],
+        )
+    departs = (
+        (claim is not None and not claim.fits)
+        or (fit is not None and fit.p_value < CHANCE)
+        or findings.look.fitted_p_value is not None
+    )
+    if departs:
+        kind: AuditKind = "undecided" if findings.responses.is_text else "bug"
+        why = "other weights, another prompt, or arithmetic of fewer bits"
+        sentence = (
+            f"Not as said, as far as text shows: {why}; or tokenising the text again made other tokens of it."
+            if findings.responses.is_text
+            else f"Not as said: {why}; nothing that was tried fits, so that these tokens do not tell which."
+        )
+        evidence += _of_like_size(agreement, candidates)
+        return AuditVerdict(kind=kind, cause=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
+    others = candidates[1:]
+    num_tokens = len(findings.sample.tokens.rows)
+    open_ones = [each for each in others if each.tokens_needed is None or each.tokens_needed > num_tokens]
+    how = _how(findings.settings, mode)
+    if others and len(open_ones) == len(others):
+        return AuditVerdict(
+            kind="undecided",
+            cause=None,
+            sentence=f"Nothing departs from {how}, and {write_many(num_tokens, 'token')} are too few to see anything "
+            "that was tried.",
+            evidence=evidence,
+            advice=["Ask for more: --num-prompts, --max-new-tokens, --samples-per-prompt."],
+        )
+    return AuditVerdict(
+        kind="clean", cause=None, sentence=f"As said: the tokens are those of {how}.", evidence=evidence, advice=[]
+    )
+
+
+def _of_like_size(agreement: Agreement | None, candidates: Sequence[AuditCandidate]) -> list[str]:
+    """What the formats that do not fit would do to the scores, to hold the server's noise against."""
+    sizes = [
+        f"{each.what} {write_number(each.moves_times)} times"
+        for each in candidates
+        if each.kind == "weights" and each.moves_times is not None
+    ]
+    if agreement is None or not sizes:
+        return []
+    return [f"for the size of it: here, rounding moves scores as {join_names(sizes)} the dtype's rounding"]
+
+
+_ADVICE: Final = {
+    "sampling": "Ask who runs the server which sampling settings it applies by itself (the checkpoint's "
+    "generation_config.json, a proxy), and give them, or have them removed.",
+    "weights": "Ask who runs the server how its weights are quantised.",
+    "prompt": "Compare the chat template and the system prompt of the server with the checkpoint's.",
+}
+_UNKNOWN: Final = (
+    "Give the same audit another checkpoint that may be served, or have the server say its weights, its dtype and its "
+    "prompt template; a server with log-probs is told more of by `mismatch-probe compare --infer NAME:url=...`."
+)
+
+
+def _cause_of(
+    findings: AuditFindings, claim: ForetoldBy | None, candidates: Sequence[AuditCandidate]
+) -> AuditCandidate | None:
+    """What fits in place of what is said; of several the likeliest."""
+    if findings.responses.other_prompts:
+        ours, its = findings.responses.other_prompts[0]
+        what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
+        return AuditCandidate(kind="prompt", what=what)
+    fitting = [candidate for candidate in candidates[1:] if candidate.fits]
+    if findings.sample.law is not None:
+        by_evidence = [each for each in fitting if (each.log_evidence or 0.0) > 0]
+        if claim is not None:
+            by_evidence = [each for each in by_evidence if each.kind == "sampling"]
+        if by_evidence:
+            return max(by_evidence, key=lambda each: each.log_evidence or 0.0)
+    if claim is None or claim.fits:
+        return None
+    foretold = [each for each in fitting if each.num_differing is not None]
+    if foretold:
+        return min(foretold, key=lambda each: each.num_differing or 0)
+    return next((each for each in fitting if each.kind == "sampling"), None)
+
+
+def _evidence(
+    findings: AuditFindings, agreement: Agreement | None, fit: LawFit | None, candidates: Sequence[AuditCandidate]
+) -> list[str]:
+    lines = []
+    dtype = findings.settings.dtype.upper()
+    if agreement is not None:
+        lines.append(equal_words(agreement))
+        noise = noise_words(agreement.noise_times, agreement.noise_low, agreement.noise_high)
+        lines.append(
+            f"{agreement.num_differing} tokens differ where rounding to {dtype} alone makes "
+            f"{write_number(agreement.expected_differing)} expected: the scores seem to be moved {noise} as far as "
+            f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
+        )
+        if agreement.gaps:
+            lines.append(
+                f"the largest gap is {write_number(agreement.gaps[0])} nats; {agreement.near_ties} of "
+                f"{agreement.num_differing} are near ties (within four times the rounding, "
+                f"{write_number(agreement.rounding_nats)} nats)"
+            )
+    elif findings.sample.seeds is not None:
+        lines.append(
+            "the seeds' noise is not what --noise says: the tokens agree with those foretold no more often than "
+            "independent draws do"
+        )
+    if fit is not None:
+        lines.append(
+            f"the tokens are likeliest at temperature {fit.temperature:.3f} [{fit.temperature_low:.3f}, "
+            f"{fit.temperature_high:.3f}]; that they were drawn as said has p = {write_number(fit.p_value)}"
+        )
+        if fit.num_outside:
+            lines.append(f"{write_many(fit.num_outside, 'token')} are ones that top-p and top-k as said do not keep")
+    fitting = [each for each in candidates[1:] if each.fits and each.log_evidence is not None]
+    best = max(fitting, key=lambda each: each.log_evidence or 0.0, default=None)
+    if best is not None:
+        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as what the server is said to do")
+    return lines
+
+
+def _how(settings: AuditSettings, mode: AuditMode) -> str:
+    sampling = settings.sampling
+    words = {"greedy": "greedy decoding", "foretold": "its seeds", "sampled": f"temperature {sampling.temperature:g}"}
+    return f"{settings.model.path} in {settings.dtype.upper()}, {words[mode]}"

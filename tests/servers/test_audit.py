@@ -1,0 +1,220 @@
+"""`audit` of a real server, as it is and with something changed between: who is as said is not accused, and what is
+changed is named or at least seen.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_probe.audit.noise import gumbel_noise
+from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, round_weight
+from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.findings import Findings
+from tests.command_line import probe
+from tests.ports import free_port
+from tests.servers.proxy import Json, Proxy, Reply
+from tests.servers.real_server import RealServer, demo_checkpoint
+
+slow = pytest.mark.slow
+
+SMALL = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "16", "--max-new-tokens", "96")
+COMPLETIONS = "/v1/completions"
+
+
+def audited(url: str, out: Path, *words: str, code: ExitCode) -> Audit:
+    probe("audit", *SMALL, "--server", url, *words, "--out", out, code=code)
+    document = Findings(out).audit()
+    assert document is not None
+    assert document.exit_code == code
+    return document
+
+
+@contextmanager
+def asking_with(vllm: RealServer, **other: Any) -> Iterator[Proxy]:
+    """A provider that samples with settings of its own, whatever it is asked for."""
+
+    def change(path: str, body: Json) -> Json:
+        return body | other if path == COMPLETIONS and "prompt" in body else body
+
+    with Proxy(vllm.url, change) as proxy:
+        yield proxy
+
+
+@slow
+def test_a_greedy_server_is_as_said_and_the_page_says_so(vllm: RealServer, tmp_path: Path) -> None:
+    document = audited(vllm.url, tmp_path / "run", code=ExitCode.PASS)
+    agreement = document.agreement
+    assert agreement is not None
+    assert agreement.equal.value > 0.99
+    assert agreement.noise_low < 3
+    assert agreement.near_ties == agreement.num_differing
+    assert "As said: the tokens are those of demo in BF16, greedy decoding." in (
+        tmp_path / "run" / "report.html"
+    ).read_text(encoding="utf-8")
+    again = probe("report", tmp_path / "run", "--json")
+    assert again.document["mode"] == "greedy"
+
+
+@slow
+def test_no_log_probs_are_asked_for(vllm: RealServer, tmp_path: Path) -> None:
+    with Proxy(vllm.url) as proxy:
+        audited(proxy.url, tmp_path / "run", code=ExitCode.PASS)
+        questions = [body for path, _, body in proxy.seen if path == COMPLETIONS]
+    assert len(questions) == 16
+    assert not any("logprobs" in body or "prompt_logprobs" in body for body in questions)
+
+
+@slow
+def test_tokens_of_weights_in_four_bits_are_named(vllm: RealServer, tmp_path: Path) -> None:
+    vllm.load(with_weights(tmp_path / "int4", QUANTISATIONS[3]))
+    try:
+        document = audited(vllm.url, tmp_path / "run", code=ExitCode.GATE_FAILED)
+    finally:
+        vllm.load(demo_checkpoint())
+    assert document.agreement is not None
+    assert document.agreement.noise_low > 2
+    assert document.verdict.cause == "weights in int4 (a scale a row)"
+
+
+@slow
+def test_other_weights_are_seen_where_none_that_was_tried_fits(
+    vllm: RealServer, other_weights: Path, tmp_path: Path
+) -> None:
+    vllm.load(other_weights)
+    try:
+        document = audited(vllm.url, tmp_path / "run", code=ExitCode.GATE_FAILED)
+    finally:
+        vllm.load(demo_checkpoint())
+    assert document.verdict.cause is None
+    assert "other weights" in document.verdict.sentence
+
+
+@slow
+def test_sampled_tokens_are_as_said_and_each_is_foretold_by_its_seed(vllm: RealServer, tmp_path: Path) -> None:
+    words = ("--temperature", "1", "--noise", "vllm-cpu")
+    document = audited(vllm.url, tmp_path / "run", *words, code=ExitCode.PASS)
+    assert document.mode == "foretold"
+    assert document.agreement is not None
+    assert document.agreement.equal.value > 0.99
+    assert document.law is not None
+    assert document.law.p_value > 1e-3
+    assert document.law.temperature_low < 1.05
+    assert document.law.temperature_high > 0.95
+
+
+@slow
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [({"temperature": 0.5}, "temperature"), ({"top_k": 1}, "top-k 1"), ({"temperature": 1.0, "top_p": 0.5}, "top-p")],
+)
+def test_a_provider_that_samples_otherwise_is_named(
+    vllm: RealServer, tmp_path: Path, other: dict[str, Any], name: str
+) -> None:
+    with asking_with(vllm, **other) as proxy:
+        words = ("--temperature", "1", "--samples-per-prompt", "2")
+        document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED)
+    assert document.verdict.cause is not None
+    assert name in document.verdict.cause
+
+
+@slow
+def test_seeds_that_are_not_the_servers_foretell_nothing(vllm: RealServer, tmp_path: Path) -> None:
+    with asking_with(vllm, seed=11) as proxy:
+        words = ("--temperature", "1", "--noise", "vllm-cpu")
+        probe("audit", *SMALL, "--server", proxy.url, *words, "--out", tmp_path / "run")
+    document = Findings(tmp_path / "run").audit()
+    assert document is not None
+    assert document.mode == "sampled"
+    assert any("the seeds' noise is not what --noise says" in line for line in document.verdict.evidence)
+    assert document.verdict.kind != "bug"
+
+
+@slow
+def test_a_server_of_text_alone_is_not_accused_by_its_text(vllm: RealServer, tmp_path: Path) -> None:
+    def text_alone(path: str, body: Json, reply: Reply) -> Reply:
+        if path != COMPLETIONS or reply.status != 200:
+            return reply
+        content = reply.json
+        for choice in content["choices"]:
+            choice.pop("token_ids", None)
+            choice.pop("prompt_token_ids", None)
+        return Reply.of(content)
+
+    with Proxy(vllm.url, after=text_alone) as proxy:
+        probe("audit", *SMALL, "--server", proxy.url, "--out", tmp_path / "run")
+    document = Findings(tmp_path / "run").audit()
+    assert document is not None
+    assert document.responses.from_text
+    assert document.verdict.kind != "bug"
+
+
+def test_a_server_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    refused = probe("audit", *SMALL, "--server", url, "--out", tmp_path / "run")
+    assert refused.returncode == ExitCode.ENVIRONMENT
+    assert "cannot be reached" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--server", "http://x:1"), "no model to hold the tokens against"),
+        (("--model", "demo"), "no server to audit; give --server"),
+        (("--model", "demo", "--server", "http://x:1", "--noise", "cuda"), "noise"),
+    ],
+)
+def test_what_is_missing_is_named(words: tuple[str, ...], what: str) -> None:
+    refused = probe("audit", *words)
+    assert refused.returncode == ExitCode.USAGE
+    assert what in refused.stderr
+
+
+def with_weights(folder: Path, quantisation: Quantisation) -> Path:
+    """The demo checkpoint with the weights of its linear layers rounded."""
+    shutil.copytree(demo_checkpoint(), folder)
+    weights = load_file(folder / "model.safetensors")
+    rounded = {
+        name: round_weight(weight, quantisation) if name.endswith("proj.weight") else weight
+        for name, weight in weights.items()
+    }
+    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("quantisation", QUANTISATIONS, ids=lambda each: each.name)
+def test_rounded_weights_have_as_many_values_as_the_format(quantisation: Quantisation) -> None:
+    weight = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    rounded = round_weight(weight, quantisation)
+    group = weight[0, : quantisation.group or 256]
+    of_group = rounded[0, : quantisation.group or 256]
+    assert len(of_group.unique()) <= 2 * quantisation.levels + 1
+    assert float((of_group - group).abs().max()) <= float(group.abs().max()) / (8 if quantisation.is_float else 13)
+    assert torch.equal(round_weight(rounded, quantisation), rounded)
+    assert not torch.equal(rounded, weight)
+
+
+def test_the_noise_is_gumbel_and_follows_from_the_seed() -> None:
+    noise = gumbel_noise([5, 5, 6], 20_000)
+    assert np.array_equal(noise[0], noise[1])
+    assert not np.array_equal(noise[0], noise[2])
+    assert abs(noise.mean() - np.euler_gamma) < 0.03
+    assert abs(noise.std() - np.pi / np.sqrt(6)) < 0.03
+
+
+@slow
+def test_the_noise_is_that_of_vllms_kernel() -> None:
+    pytest.importorskip("vllm._C")
+    logits = 3 * torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
+    seeds = torch.arange(64) * 7919
+    drawn = torch.ops._C.fused_gumbel_argmax(logits, seeds)
+    foretold = (logits.double().numpy() + gumbel_noise(seeds.tolist(), 5000)).argmax(axis=1)
+    assert drawn.tolist() == foretold.tolist()
