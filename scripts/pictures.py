@@ -4,11 +4,14 @@
 
 --real: the run of `make real`. --demo: that of `make demo`, with the answer of `localize --run` filed in it.
 --training: a run of `train`. Only the pictures of the given runs are made: of their `report.html`, with plotly.js in
-it, in docs/pictures. Chromium must be installed.
+it, in docs/pictures. The titles and readings that each shows are written to scripts/pictures.json, which a test
+compares with the code. Chromium must be installed.
 """
 
 import argparse
+import ast
 import base64
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +35,14 @@ _PLACE = """(() => {{
     return [box.left + scrollX, top + scrollY, box.width, Math.min(Math.max(...clean), box.bottom) + scrollY];
 }})()"""
 """Where a part is, down to the last end of a paragraph, a row or a drawing within the height that cuts no other."""
+
+
+_TEXTS = """(() => {{
+    const texts = [...document.querySelector({part!r}).querySelectorAll("h2, h3, .lede, figcaption, dt, caption")];
+    const shown = texts.filter((text) => text.getBoundingClientRect().bottom + scrollY <= {end});
+    return shown.map((text) => text.innerText.replace("linear", "").trim());
+}})()"""
+WORDS = ROOT / "scripts" / "pictures.json"
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,17 @@ PICTURES = (
 )
 
 
-def take(tab: Tab, picture: Picture, folder: Path) -> Path:
+def texts_of_code() -> set[str]:
+    """Every text that stands whole in the code of pages."""
+    texts = set()
+    for path in (ROOT / "mismatch_probe" / "report").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return texts
+
+
+def take(tab: Tab, picture: Picture, folder: Path) -> tuple[Path, list[str]]:
+    """The file, and the texts in it that stand whole in the code."""
     if picture.opened:
         tab.run(f"document.querySelector({picture.opened!r}).open = true")
     left, top, width, end = tab.run(_PLACE.format(part=picture.part, most=picture.most_height, foot=_FOOT))
@@ -70,20 +91,23 @@ def take(tab: Tab, picture: Picture, folder: Path) -> Path:
     shot = tab.call("Page.captureScreenshot", format="webp", quality=_QUALITY, captureBeyondViewport=True, clip=clip)
     path = folder / f"{picture.name}.webp"
     path.write_bytes(base64.b64decode(shot["data"]))
-    return path
+    texts, code = tab.run(_TEXTS.format(part=picture.part, end=end)), texts_of_code()
+    return path, [text for text in dict.fromkeys(texts) if text in code]
 
 
 def main(runs: Mapping[str, Path]) -> None:
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(exist_ok=True)
+    words = json.loads(WORDS.read_text(encoding="utf-8")) if WORDS.exists() else {}
     for name, run in runs.items():
         with browser_tab() as tab:
             tab.open(run / "report.html", _WIDTH)
             tab.draw_all()
             for picture in PICTURES:
                 if picture.run == name:
-                    path = take(tab, picture, folder)
+                    path, words[picture.name] = take(tab, picture, folder)
                     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+    WORDS.write_text(json.dumps(words, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

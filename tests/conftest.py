@@ -130,10 +130,10 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 LONGEST: Final = (
-    *("test_training_faults", "test_server_end_to_end", "test_train_command", "test_killed", "test_compare"),
-    "test_sides_end_to_end",
+    *("test_training_faults", "test_server_end_to_end", "test_train_command", "test_distributions"),
+    *("test_ranks_end_to_end", "test_over_ranks", "test_killed", "test_compare", "test_lines_as_written"),
 )
-"""Files of more than half a minute of processor time, the longest first."""
+"""Files of more than twenty seconds of processor time, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

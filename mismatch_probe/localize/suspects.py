@@ -29,6 +29,8 @@ _FLOOR_OTHER_FORMAT: Final = 1.0
 _FLOOR_BESIDE_FP32: Final = 6.0
 """Roundings; the last what the own errors of blocks of clean models were seen to be of, and a little more."""
 _TIMES: Final = 2.5
+_TIMES_OF_EXTRA_ROUNDING: Final = 1.5
+"""Above what one more rounding makes of the same numbers, which is computed."""
 _STANDARD_ERRORS: Final = 5.0
 _NORMAL_KURTOSIS: Final = 3.0
 _SCALE_SHARE: Final = 1 / 30
@@ -82,6 +84,9 @@ def channel_ratio(infer_sums: OwnSums, train_sums: OwnSums, infer_dtype: Dtype, 
     either = np.maximum(ratio, 1 / ratio)
     tokens = np.minimum(_deciding_tokens(infer_sums), _deciding_tokens(train_sums))
     threshold = _TIMES * np.exp(_STANDARD_ERRORS / np.sqrt(tokens))
+    for own, roundings, dtype in ((infer_sums, infer, infer_dtype), (train_sums, train, train_dtype)):
+        by_rounding = _times_of_extra_rounding(own, roundings, dtype, floor)
+        threshold = np.maximum(threshold, _TIMES_OF_EXTRA_ROUNDING * by_rounding)
     worse, better = np.where(ratio >= 1, infer, train) + floor, np.where(ratio >= 1, train, infer) + floor
     few_unfaithful = np.minimum(threshold * better[_OWN], floor + _FEW * (worse[_OWN] - floor))
     is_faithful = worse[_UNFAITHFUL] <= few_unfaithful
@@ -133,6 +138,18 @@ def _roundings(own: OwnSums, dtype: Dtype) -> Floats:
     """Root mean squares [3, C] of each channel's own errors, of the unfaithful ones, and of rounding to nearest."""
     squares = np.stack([own.squares, own.unfaithful, own.nearest]) / max(float(own.tokens[0]), 1.0)
     return np.asarray(np.sqrt(squares) / rounding_unit(dtype))
+
+
+def _times_of_extra_rounding(own: OwnSums, roundings: Floats, dtype: Dtype, floor: float) -> Floats:
+    """By how much one rounding more, or less, changes a norm's own errors [C]; 1 at another place.
+
+    Where a channel has few different numbers, as behind the embeddings of a few ids, that is luck.
+    """
+    if not own.extra_squares.any():
+        return np.ones(1)
+    extra = np.sqrt(own.extra_squares / max(float(own.tokens[0]), 1.0)) / rounding_unit(dtype)
+    times = (extra + floor) / (roundings[_NEAREST] + floor)
+    return np.asarray(np.maximum(times, 1 / times))
 
 
 def _scale_suspicion(

@@ -275,9 +275,7 @@ class LoggedResponse:
     num_padding: int = 0
     """Tokens of padding that the log has around it, and that are left out here."""
     experts: IntArray | None = None
-    """The experts that the sampler's routers took [S, L, K], of S tokens of prompt and response from the first on, or
-    of those of the response; None where they are not recorded.
-    """
+    """Experts that the sampler's routers took [S, L, K], of S tokens from the prompt's or the response's first on."""
     kept: KeptSets | None = None
     """What the sampler could have drawn at each token of the response."""
 
@@ -338,6 +336,8 @@ class OwnSums:
     """[3]: sums over tokens of the squares and products of a token's `along` and `targets`."""
     extra_along: Floats = field(default_factory=lambda: np.zeros(1))
     """[1]: what `along` changes by where a norm rounds its numbers before it multiplies them by its weights, too."""
+    extra_squares: Floats = field(default_factory=lambda: np.zeros(1))
+    """What `squares` would be there [C], of rounding to nearest; [1], 0 in older records."""
 
 
 @dataclass(frozen=True)

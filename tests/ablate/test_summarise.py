@@ -1,5 +1,6 @@
 """What is read off the courses of cells: collapse, growth, means over seeds; each with its inverse."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from mismatch_probe.config.ablate import Ablation
 from mismatch_probe.errors import ExitCode, RunDirectoryError
 from mismatch_probe.records.ablation import AblationDirectory, AblationResult
 from mismatch_probe.report.answers.ablate import ablation_answer
+from mismatch_probe.report.sections.ablation import ablation_sections
+from mismatch_probe.report.view import Table
 from mismatch_probe.stats.intervals import Scale
 from tests.report.training.training_runs import TrainingSample, firing, training_run
 
@@ -150,6 +153,7 @@ def test_a_ratio_of_variants_that_learn_otherwise_is_explained(tmp_path: Path) -
     assert result.ratios[0].differs_in == ["objective"]
     (sentence,) = ablation_answer(result).remarks
     assert "they differ in objective, so the ratio at the end also compares what each has learnt" in sentence
+    assert re.search(r" is \S+ times \(one seed\) that of ", sentence)
 
 
 def test_a_cell_that_broke_is_shown_with_its_reason_and_ends_with_4(tmp_path: Path) -> None:
@@ -179,9 +183,23 @@ def test_a_cell_that_a_guard_stopped_is_done_and_the_guard_is_named(tmp_path: Pa
 
 
 def test_cells_that_were_not_run_are_on_the_page_as_such(tmp_path: Path) -> None:
-    result = result_of(ablation_run(tmp_path / "run", {}))
+    directory = ablation_run(tmp_path / "run", {})
+    result = result_of(directory)
     assert {cell.state for cell in result.cells} == {"pending"}
     assert "4 cells: 4 not run" in str(ablation_answer(result).headline)
+    assert _rows_of_early_warning(directory) == 0
+
+
+def test_only_cells_that_ran_have_a_mismatch_that_may_grow(tmp_path: Path) -> None:
+    cells = all_cells()
+    del cells["fp16-fp16.seed-1"]
+    assert _rows_of_early_warning(ablation_run(tmp_path / "run", cells)) == 3
+
+
+def _rows_of_early_warning(directory: AblationDirectory) -> int:
+    sections = ablation_sections(result_of(directory), directory.read_ablation_manifest())
+    (section,) = [each for each in sections if each.anchor == "early-warning"]
+    return sum(len(block.rows) for block in section.blocks if isinstance(block, Table))
 
 
 def test_a_resume_may_add_cells_and_lose_none(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
-"""`docs/reading-the-report.md` lists the sections of a report by their titles, in their order."""
+"""`docs/reading-the-report.md` lists the sections of a report in their order, and pictures show its words."""
 
 import html
+import json
 import re
 
 import pytest
 
 from mismatch_probe.report.page import render_html
+from scripts.pictures import PICTURES, WORDS, texts_of_code
 from tests.docs.pages import DOCS, ROOT, Page
 from tests.report.samples import manifest, summary
 
 PAGE = Page.read(DOCS / "reading-the-report.md")
+SHOWN: dict[str, list[str]] = json.loads(WORDS.read_text(encoding="utf-8"))
 
 
 def listed(page: Page) -> list[str]:
@@ -41,3 +44,19 @@ def test_every_section_that_is_listed_is_one() -> None:
     folder = ROOT / "mismatch_probe" / "report" / "sections"
     source = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     assert [title for title in listed(PAGE) if f'"{title}"' not in source] == []
+
+
+def stale(words: list[str]) -> list[str]:
+    code = texts_of_code()
+    return [text for text in words if text not in code]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_picture_shows_the_words_of_the_present_code(name: str) -> None:
+    assert name in {picture.name for picture in PICTURES}
+    assert SHOWN[name]
+    assert stale(SHOWN[name]) == []
+
+
+def test_a_title_that_was_changed_is_seen() -> None:
+    assert stale(["Verdict on each pair", "Verdict on every pair"]) == ["Verdict on every pair"]

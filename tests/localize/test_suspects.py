@@ -48,12 +48,15 @@ def side(
     return sums_of(target + error, target, dtype)
 
 
-def sums_of(returned: np.ndarray, target: np.ndarray, dtype: Dtype = Dtype.BF16) -> SideSums:
+def sums_of(
+    returned: np.ndarray, target: np.ndarray, dtype: Dtype = Dtype.BF16, norm_weights: np.ndarray | None = None
+) -> SideSums:
     """From [T, C] in FP32, as the walk has them."""
     totals = SideTotals(NUM_SEQUENCES, target.shape[1])
     sequences = torch.arange(len(target)) * NUM_SEQUENCES // len(target)
     exact, rounded = (torch.from_numpy(array).float() for array in (target, returned))
-    own = OwnTarget(exact, torch.ones(len(target), dtype=torch.bool))
+    weights = None if norm_weights is None else torch.from_numpy(norm_weights).float()
+    own = OwnTarget(exact, torch.ones(len(target), dtype=torch.bool), norm_weights_C=weights)
     totals.add(sequences, rounded, exact, own, Formats(getattr(torch, dtype.torch_name), torch.bfloat16))
     return totals.finish()
 
@@ -200,3 +203,28 @@ def test_few_tokens_need_more_to_accuse() -> None:
     assert suspects(place("mlp", 0, side(0, size=4.0), side(1))) != []
     few = {"num_tokens": NUM_SEQUENCES}
     assert suspects(place("mlp", 0, side(0, size=4.0, **few), side(1, **few))) == []
+
+
+def bf16(numbers: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(numbers).bfloat16().float().numpy()
+
+
+@pytest.mark.parametrize("rounds_once", ["infer", "train"])
+def test_luck_of_one_rounding_in_few_numbers_is_no_fault_of_a_norm_and_a_wrong_weight_is(rounds_once: str) -> None:
+    """A norm behind the embeddings of few ids: a channel has as many numbers, which one side rounds once more."""
+    random = np.random.default_rng(0)
+    weights = bf16(random.uniform(0.9, 1.15, 512).astype(np.float32))
+    numbers = np.tile(random.standard_normal((6, 512)).astype(np.float32), (80, 1))
+    target = numbers * weights
+    returned = {"once": bf16(target), "twice": bf16(bf16(numbers) * weights)}
+    other = {"infer": "train", "train": "infer"}[rounds_once]
+
+    def sides(norm_weights: np.ndarray | None) -> dict[str, SideSums]:
+        of = {rounds_once: "once", other: "twice"}
+        return {side: sums_of(returned[name], target, norm_weights=norm_weights) for side, name in of.items()}
+
+    assert [one.side for one in suspects(place("self_attn.q_norm", 0, **sides(None)))] == [other], "what accused it"
+    assert suspects(place("self_attn.q_norm", 0, **sides(weights))) == []
+    returned["twice"][:, 17] *= 1.02
+    (suspect,) = suspects(place("self_attn.q_norm", 0, **sides(weights)))
+    assert (suspect.side, suspect.channel) == (other, 17)

@@ -22,7 +22,7 @@ def errors(start: float) -> ErrorSums:
 
 
 def side(start: float) -> SideSums:
-    by_number = OwnSums(*(np.arange(5.0) + start + 20 * field for field in range(11)))
+    by_number = OwnSums(*(np.arange(5.0) + start + 20 * field for field in range(12)))
     return SideSums(errors(start), errors(start + 100), by_number, replace(by_number, squares=by_number.squares / 2))
 
 
@@ -42,7 +42,7 @@ def test_sums_of_before_extra_roundings_were_summed_are_read(tmp_path: Path) -> 
     path = tmp_path / "sums.npz"
     write_sums(path, PLACES[:1], [])
     with np.load(path) as arrays:
-        np.savez(path, **{name: arrays[name] for name in arrays.files if not name.endswith("extra_along")})
+        np.savez(path, **{name: arrays[name] for name in arrays.files if ".extra_" not in name})
     ((place,), _) = read_sums(path)
     assert place.infer.own_by_number.extra_along.tolist() == [0.0]
     assert place.infer.own_by_number.squares.tolist() == PLACES[0].infer.own_by_number.squares.tolist()

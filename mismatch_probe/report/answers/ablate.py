@@ -19,6 +19,7 @@ from mismatch_probe.records.ablation import (
     COLLAPSED_BELOW,
     AblationManifest,
     AblationResult,
+    OverSeeds,
     VariantRatio,
     VariantResult,
 )
@@ -132,13 +133,21 @@ def _ablation_footnote(result: AblationResult) -> str:
     )
 
 
+def _times(ratio: OverSeeds) -> str:
+    """`63 [14, 270] times`, or `92.7 times (one seed)`."""
+    number = write_over_seeds(ratio)
+    if isinstance(number, WrittenNumber) and not number.interval.startswith("["):
+        return f"{number.value} times ({number.interval.strip('()')})"
+    return f"{number} times"
+
+
 def _ratio_sentence(ratio: VariantRatio) -> str:
     """The ratio of two variants' mismatch, and what it also compares where they do not learn alike."""
     if ratio.first is None or ratio.last is None:
         return f"No ratio of {ratio.of} to {ratio.over}: no seed has a KL above 0 in both."
     sentence = (
-        f"KL per token of {ratio.of} is {write_over_seeds(ratio.last)} times that of {ratio.over} at the end, "
-        f"{write_over_seeds(ratio.first)} times at the start"
+        f"KL per token of {ratio.of} is {_times(ratio.last)} that of {ratio.over} at the end, {_times(ratio.first)} at "
+        "the start"
     )
     if not ratio.differs_in:
         return f"{sentence}."

@@ -159,7 +159,9 @@ def _early_warning(result: AblationResult) -> Section:
     ]
     sentences = list(collapse_sentences(result))
     blocks: list[Block] = [Note(collapse_summary(result), sentences) if sentences else Note("No cell collapsed.")]
-    blocks.append(_without_empty_columns("Mismatch and collapse of each cell", result.cells, columns, is_stacked=True))
+    cells = [cell for cell in result.cells if cell.kl_first is not None]
+    if cells:
+        blocks.append(_without_empty_columns("Mismatch and collapse of each cell", cells, columns, is_stacked=True))
     return Section(
         "early-warning",
         "Does the mismatch grow before a collapse?",

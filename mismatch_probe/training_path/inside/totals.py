@@ -99,6 +99,7 @@ class OwnTotals:
         self._sequences = torch.zeros(2, num_sequences, dtype=torch.float64)
         self._moments = torch.zeros(3, dtype=torch.float64)
         self._extra_along = 0.0
+        self._extra_squares = torch.zeros(num_channels, dtype=torch.float64)
         self._tokens = 0
 
     def add(
@@ -143,6 +144,8 @@ class OwnTotals:
         if norm_weights_C is not None:
             extra_TC = formats.extra_rounding(target_TC, norm_weights_C)
             self._extra_along += float((extra_TC / size_TC * share_TC).double().sum())
+            extra_error_TC = (formats.nearest_errors(target_TC) + extra_TC) / size_TC
+            self._extra_squares += extra_error_TC.square().sum(dim=0).double().cpu()
 
     def finish(self) -> OwnSums:
         squares, fourths, unfaithful, nearest, along, targets = self._channels.numpy()
@@ -159,6 +162,7 @@ class OwnTotals:
             sequence_targets=sequence_targets,
             token_moments=self._moments.numpy(),
             extra_along=torch.tensor([self._extra_along]).double().numpy(),
+            extra_squares=self._extra_squares.numpy(),
         )
 
 

@@ -1,9 +1,16 @@
 """Curves over steps lose no step and no spike, however long the run."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from mismatch_probe.report.figures.over_steps import MOST_POINTS, neighbours, smooth
+from mismatch_probe.report.figures.over_steps import MOST_POINTS, AxisScale, Curve, draw, neighbours, smooth
+from mismatch_probe.report.names import PairStyle
+from mismatch_probe.report.training.course import read_courses
+from mismatch_probe.report.training.dynamics import dynamics
+from mismatch_probe.report.view import Figure, Heading
+from tests.report.training.training_runs import TrainingSample, training_run
 
 
 def test_a_short_run_is_drawn_step_by_step() -> None:
@@ -44,3 +51,23 @@ def test_steps_that_are_not_finite_are_in_no_mean_and_alone_leave_a_gap() -> Non
     assert drawn.mean[30] == 1
     assert np.isnan(drawn.mean[42])
     assert np.isfinite(drawn.mean[46])
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "is_short"), [(5e4, "linear", True), (5.0, "linear", False), (5e4, "log", False)]
+)
+def test_thousands_on_a_linear_axis_are_written_as_such(value: float, scale: AxisScale, is_short: bool) -> None:
+    curve = Curve("run", np.arange(1.0, 9), np.linspace(value / 2, value, 8), PairStyle("bf16", (), "o"))
+    panel = draw(Heading("a", "a", "a", "a"), [curve], [], "value", scale, 8, 200)
+    assert (panel.specification["layout"]["yaxis"].get("exponentformat") == "SI") == is_short
+
+
+@pytest.mark.parametrize(("rate", "is_logarithmic"), [(1e-6, True), (5e-5, False)])
+def test_a_rate_that_guards_changed_by_much_has_a_logarithmic_axis(
+    tmp_path: Path, rate: float, is_logarithmic: bool
+) -> None:
+    changes = {step: {"optim/learning_rate": rate} for step in range(30, 61)}
+    (course,) = read_courses([training_run(tmp_path / "run", TrainingSample(changes=changes))])
+    figures = [block for section in dynamics([course]) for block in section.blocks if isinstance(block, Figure)]
+    (panel,) = [panel for figure in figures for panel in figure.panels if panel.heading.title == "Learning rate"]
+    assert panel.is_logarithmic == is_logarithmic
