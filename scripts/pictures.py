@@ -38,7 +38,7 @@ _PLACE = """(() => {{
 
 
 _TEXTS = """(() => {{
-    const texts = [...document.querySelector({part!r}).querySelectorAll("h2, h3, .lede, figcaption, dt")];
+    const texts = [...document.querySelector({part!r}).querySelectorAll("h2, h3, .lede, figcaption, dt, caption")];
     const shown = texts.filter((text) => text.getBoundingClientRect().bottom + scrollY <= {end});
     return shown.map((text) => text.innerText.replace("linear", "").trim());
 }})()"""
