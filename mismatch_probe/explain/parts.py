@@ -73,7 +73,7 @@ def fit_parts(bench: SideBench, settings: ExplainSettings) -> PartsFit | None:
     fits = []
     for way in (1, -1):
         in_order = candidates[::way], columns[::way]
-        fits.append((_fit(bench, *in_order, _records(bench, in_order[0])), in_order))
+        fits.append((_fit_in_order(bench, *in_order, _records(bench, in_order[0])), in_order))
     fit, in_order = min(fits, key=lambda each: each[0].loss)
     if fit.floors <= REACHES_FLOORS:
         return _with_kept(bench, fit, in_order)
@@ -113,7 +113,7 @@ def _better(bench: SideBench, fit: PartsFit, other: PartsFit) -> PartsFit:
     return other if is_better else fit
 
 
-def _fit(
+def _fit_in_order(
     bench: SideBench,
     candidates: tuple[KnownWeights | None, ...],
     columns: Floats,
@@ -180,7 +180,7 @@ def _kept_at(
     )
     with_kept = columns.copy()
     with_kept[newer] = np.where(np.isfinite(column), column, columns[newer])
-    return _fit(bench, candidates, with_kept, [None] * bench.tokens.num_responses, keeps_cache=True)
+    return _fit_in_order(bench, candidates, with_kept, [None] * bench.tokens.num_responses, keeps_cache=True)
 
 
 def _ends_of_kept(
