@@ -32,7 +32,7 @@ _PRICE_OF_A_HALF: Final = 0.5
 """The same on half of the tokens: the other half sees what is chance."""
 _FIRST_PLACES: Final = 12
 _BETTER_SCORES: Final = 2.5
-Plan = tuple[tuple[int, int], ...]
+PartsPlan = tuple[tuple[int, int], ...]
 """The parts of a response: the number of their weights, and where they end."""
 
 
@@ -43,7 +43,7 @@ class PartsFit:
     candidates: tuple[KnownWeights | None, ...]
     losses: Floats
     """[K, T] of each weights, tempered; 0 where a token does not count."""
-    plans: list[Plan]
+    plans: list[PartsPlan]
     intervals: list[list[tuple[int, int]]]
     """Of each change of a response: the first and the last token that the new weights may have begun with."""
     prediction: Floats
@@ -84,7 +84,7 @@ def fit_parts(bench: SideBench, settings: ExplainSettings) -> PartsFit | None:
     return fit
 
 
-def _records(bench: SideBench, candidates: tuple[KnownWeights | None, ...]) -> list[Plan | None]:
+def _records(bench: SideBench, candidates: tuple[KnownWeights | None, ...]) -> list[PartsPlan | None]:
     """What the log has of each response."""
     numbers = {each: number for number, each in enumerate(candidates)}
     lengths = bench.tokens.lengths.tolist()
@@ -117,7 +117,7 @@ def _fit_in_order(
     bench: SideBench,
     candidates: tuple[KnownWeights | None, ...],
     columns: Floats,
-    records: Sequence[Plan | None],
+    records: Sequence[PartsPlan | None],
     *,
     keeps_cache: bool = False,
 ) -> PartsFit:
@@ -151,11 +151,11 @@ def _noise_floors(judge: Judge, account: Account, tokens: LoggedTokens) -> float
 
 def _with_records(
     losses: Floats,
-    plans: Sequence[Plan],
-    records: Sequence[Plan | None],
+    plans: Sequence[PartsPlan],
+    records: Sequence[PartsPlan | None],
     tokens: LoggedTokens,
     price_nats: float | None = None,
-) -> list[Plan]:
+) -> list[PartsPlan]:
     """What is recorded of several parts where it explains a response better than the parts that were fitted, with the
     price of their changes; recorded changes cost little.
     """
@@ -224,11 +224,11 @@ def _losses(columns: Floats, bench: SideBench) -> Floats:
     return np.where(np.isfinite(losses).all(axis=0), losses, 0.0)
 
 
-def _priced_loss(losses: Floats, plan: Plan) -> float:
+def _priced_loss(losses: Floats, plan: PartsPlan) -> float:
     return loss_of(losses, plan) + change_price(losses.shape[1]) * (len(plan) - 1)
 
 
-def loss_of(losses: Floats, plan: Plan) -> float:
+def loss_of(losses: Floats, plan: PartsPlan) -> float:
     start, total = 0, 0.0
     for weights, end in plan:
         total += float(losses[weights, start:end].sum())
@@ -240,7 +240,7 @@ def change_price(num_tokens: int) -> float:
     return _LEAST_NATS + float(np.log(max(num_tokens, 1)))
 
 
-def _plans(losses: Floats, tokens: LoggedTokens, price_nats: float | None = None) -> list[Plan]:
+def _plans(losses: Floats, tokens: LoggedTokens, price_nats: float | None = None) -> list[PartsPlan]:
     """The parts of least loss of each response, in the order of the weights, each change at its price.
 
     losses: [K, T] of each weights. price_nats: of a change, `change_price` unless given.
@@ -263,7 +263,7 @@ def _plans(losses: Floats, tokens: LoggedTokens, price_nats: float | None = None
     return [_plan_of_trace(came_from[:, :, row], int(last[row]), int(tokens.lengths[row])) for row in range(num_rows)]
 
 
-def _plan_of_trace(came_from: Ints, last: int, num_tokens: int) -> Plan:
+def _plan_of_trace(came_from: Ints, last: int, num_tokens: int) -> PartsPlan:
     """The plan that ends with the weights `last`, of where each of them came from at each place [T, K]."""
     parts, weights, end = [], last, num_tokens
     for place in range(num_tokens - 1, 0, -1):
@@ -274,7 +274,7 @@ def _plan_of_trace(came_from: Ints, last: int, num_tokens: int) -> Plan:
     return ((weights, end), *parts[::-1])
 
 
-def _intervals(losses: Floats, plan: Plan) -> list[tuple[int, int]]:
+def _intervals(losses: Floats, plan: PartsPlan) -> list[tuple[int, int]]:
     """Of each change: the tokens that the new weights may have begun with, the parts around it as they are."""
     intervals = []
     starts = [0, *(end for _, end in plan)]
@@ -286,19 +286,19 @@ def _intervals(losses: Floats, plan: Plan) -> list[tuple[int, int]]:
     return intervals
 
 
-def _composition(columns: Floats, plans: Sequence[Plan], tokens: LoggedTokens) -> Floats:
+def _composition(columns: Floats, plans: Sequence[PartsPlan], tokens: LoggedTokens) -> Floats:
     """The predictions [T] of the weights that the plans name, of those of each weights [K, T]."""
     numbers_T = np.concatenate([np.zeros(0, np.int64), *(_weights_of(plan) for plan in plans)])
     return np.asarray(columns[numbers_T, np.arange(columns.shape[1])])
 
 
-def _weights_of(plan: Plan) -> Ints:
+def _weights_of(plan: PartsPlan) -> Ints:
     ends = np.array([end for _, end in plan])
     return np.repeat([weights for weights, _ in plan], np.diff(ends, prepend=0))
 
 
 def _composition_across_halves(
-    columns: Floats, losses: Floats, records: Sequence[Plan | None], tokens: LoggedTokens
+    columns: Floats, losses: Floats, records: Sequence[PartsPlan | None], tokens: LoggedTokens
 ) -> Floats:
     """As the even tokens choose for the odd ones, and the reverse; NaN at the tokens between which a half cannot tell
     where the weights changed, unless the log records it.
@@ -318,7 +318,9 @@ def _composition_across_halves(
     return np.where(parity, halves[0], halves[1])
 
 
-def recorded_plan(plan: WeightsPlan, row: int, numbers: dict[KnownWeights | None, int], num_tokens: int) -> Plan | None:
+def recorded_plan(
+    plan: WeightsPlan, row: int, numbers: dict[KnownWeights | None, int], num_tokens: int
+) -> PartsPlan | None:
     """What the log records of a response, by the numbers of the candidates; None where one is not among them."""
     parts = plan.parts_of(row, num_tokens)
     if any(weights not in numbers for weights, _ in parts):

@@ -6,7 +6,7 @@ from typing import Final
 from mismatch_probe.config.model import KnownWeights
 from mismatch_probe.explain.hypotheses import recorded_ends
 from mismatch_probe.explain.judging import Floats
-from mismatch_probe.explain.parts import PartsFit, Plan, change_price, loss_of, recorded_plan
+from mismatch_probe.explain.parts import PartsFit, PartsPlan, change_price, loss_of, recorded_plan
 from mismatch_probe.explain.search import REACHES_FLOORS, SideBench
 from mismatch_probe.notation import write_share
 from mismatch_probe.records.findings import PartsOfResponse, PartsReading, VersionPart
@@ -62,7 +62,7 @@ KINDS: Final = ("completion", "dispatch", "boundary", "other")
 """How a record departs: it has the last version for all, the first one, another place of the change, or other ones."""
 
 
-def _misfit(losses: Floats, plan: Plan, record: Plan) -> str:
+def _misfit(losses: Floats, plan: PartsPlan, record: PartsPlan) -> str:
     """Which of KINDS; empty where the record explains the response about as well as its parts do."""
     if loss_of(losses, record) - loss_of(losses, plan) < change_price(losses.shape[1]):
         return ""
@@ -74,7 +74,7 @@ def _misfit(losses: Floats, plan: Plan, record: Plan) -> str:
     return "other"
 
 
-def _is_range(version: str, plan: Plan, names: Sequence[str]) -> bool:
+def _is_range(version: str, plan: PartsPlan, names: Sequence[str]) -> bool:
     """Whether a record without places, `FIRST-LAST`, names the weights that the parts have."""
     ends = recorded_ends(version)
     return ends is not None and (names[plan[0][0]], names[plan[-1][0]]) == ends
