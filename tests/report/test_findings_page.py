@@ -10,7 +10,7 @@ from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import Filed, render_document, render_html, write_findings_report, write_report
-from mismatch_probe.report.sections.interventions import best_part, write_removed
+from mismatch_probe.report.sections.interventions import best_part, together_sentence, write_removed
 from mismatch_probe.stats.results import Estimate
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -140,3 +140,19 @@ def test_a_damaged_document_is_a_sentence(tmp_path: Path, text: str) -> None:
 def test_what_moves_no_response_has_no_interval() -> None:
     assert write_removed(Estimate(0.0, 0.0, 0.0, 0.95, 16, 8000, "token")) == "0 %"
     assert write_removed(Estimate(0.2, 0.08, 0.32, 0.95, 16, 8000, "token")) == "20 % (8 to 32)"
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "words"),
+    [
+        (0.22, 0.3, "together removed 22 % (18 to 26) of the KL; one by one, they removed 30 % in all."),
+        (-0.55, -1.06, "together added 55 % (51 to 59) to the KL; one by one, they added 106 % in all."),
+    ],
+)
+def test_parts_that_make_the_mismatch_larger_are_said_to_add_to_it(share: float, total: float, words: str) -> None:
+    interventions = localization().interventions
+    assert interventions is not None
+    removed = Estimate(share, share - 0.04, share + 0.04, 0.95, 16, 1600, "token")
+    together = interventions.ranked[1].model_copy(update={"removed": removed})
+    result = interventions.model_copy(update={"together": together, "sum_of_removed": total})
+    assert together_sentence(result) == f"All parts of the training path {words}"

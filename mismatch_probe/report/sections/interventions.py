@@ -1,6 +1,7 @@
 """What higher precision of each part, or another way to run the engine, would remove of the mismatch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mismatch_probe.notation import ABSENT, WrittenNumber, write_percent, write_size
 from mismatch_probe.records.findings import Intervention, Interventions, Localization
@@ -57,10 +58,14 @@ def together_sentence(findings: Interventions) -> str:
     """Empty where they were not tried together."""
     if findings.together is None or findings.sum_of_removed is None:
         return ""
-    return (
-        f"All parts of the training path together removed {write_removed(findings.together.removed)}; one by one, "
-        f"{write_percent(findings.sum_of_removed)} in all."
-    )
+    share, total = findings.together.removed, findings.sum_of_removed
+    if share.value < 0 and share.low is not None and share.high is not None:
+        mirror_image = replace(share, value=-share.value, low=-share.high, high=-share.low)
+        together = f"added {write_removed(mirror_image)} to the KL"
+    else:
+        together = f"removed {write_removed(share)} of the KL"
+    one_by_one = f"{'added' if total < 0 else 'removed'} {write_percent(abs(total))} in all"
+    return f"All parts of the training path together {together}; one by one, they {one_by_one}."
 
 
 def write_removed(share: Estimate) -> str:
