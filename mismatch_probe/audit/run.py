@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.audit.asking import ServedResponses, ask_server, load_questions
+from mismatch_probe.audit.findings import AuditFindings, Changed, CheckpointView, ServedSample
 from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, law_p_value, other_laws
 from mismatch_probe.audit.noise import step_seeds
 from mismatch_probe.audit.scoring import (
@@ -21,7 +22,7 @@ from mismatch_probe.audit.scoring import (
     pair_differences,
     with_rounded_weights,
 )
-from mismatch_probe.audit.verdict import AuditFindings, Changed, CheckpointView, ServedSample, judge
+from mismatch_probe.audit.verdict import judge
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
 from mismatch_probe.explain.contexts import contexts, special_tokens
@@ -81,7 +82,7 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
         model=ModelSettings(path=str(folder), trust_remote_code=settings.model.trust_remote_code),
         mu=DeclaredPolicy(dtype=settings.dtype),
         pi=DeclaredPolicy(dtype=settings.dtype),
-        adapter=settings.adapter,
+        adapter=settings.server.adapter,
         header_texts=settings.headers,
         device=settings.device,
         batch_tokens=settings.batch_tokens,

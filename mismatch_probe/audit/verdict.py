@@ -1,18 +1,17 @@
-"""What was seen of the served tokens, and the answer that follows from it."""
+"""The answer that follows from what is seen of the served tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from mismatch_probe.audit.asking import ServedResponses
+from mismatch_probe.audit.findings import AuditFindings, CheckpointView
 from mismatch_probe.audit.judging import (
     AS_SAID,
     CHANCE,
     TOLERATED,
     ForetoldBy,
-    TemperatureFit,
     best_law,
     cannot_tell,
     equal_words,
@@ -27,74 +26,12 @@ from mismatch_probe.audit.judging import (
     tokens_needed_for_law,
     tokens_needed_for_noise,
 )
-from mismatch_probe.audit.scoring import Drawn, Foretold
+from mismatch_probe.audit.scoring import Drawn
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution
-from mismatch_probe.explain.hypotheses import Context
-from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
-from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.sequences import Floats, Ints
-
-
-@dataclass(frozen=True)
-class ServedSample:
-    """The tokens, and how they are said to be sampled."""
-
-    tokens: LoggedTokens
-    context: Context
-    clusters: Ints
-    """The prompt of each token [T]."""
-    estimator: Estimator
-    law: Distribution | None
-    """None of greedy decoding."""
-    seeds: list[int] | None
-    """Of each token's noise; None where it is not known."""
-
-
-@dataclass(frozen=True)
-class CheckpointView:
-    """What the checkpoint in FP32 says."""
-
-    claim: Foretold | None
-    """None where no token is named."""
-    laws: list[Distribution]
-    """That as said, then others; of greedy tokens the one law that they may have been sampled from."""
-    draws: Drawn | None
-    """Under these laws; None of greedy tokens that show no sampling."""
-    temperature: TemperatureFit
-    fitted: Foretold | None = None
-    """By the law that is likeliest, where tokens are foretold and that law refutes what is said."""
-    fitted_p_value: float | None = None
-    """That the tokens were drawn from that law; None where no law refutes what is said."""
-
-
-@dataclass(frozen=True)
-class Changed:
-    """The checkpoint with weights of fewer bits, or with other prompts."""
-
-    kind: Literal["weights", "prompt"]
-    what: str
-    foretold: Foretold | None
-    draws: Drawn | None
-    """Under the law as said."""
-
-
-@dataclass(frozen=True)
-class AuditFindings:
-    """Everything that an answer rests on."""
-
-    settings: AuditSettings
-    sample: ServedSample
-    look: CheckpointView
-    in_dtype: Foretold | None
-    """The tokens that the checkpoint's own computation in the claimed dtype names."""
-    differences: Floats | None
-    """Between the scaled logits of the best two tokens in that dtype [T]."""
-    changed: list[Changed]
-    responses: ServedResponses
 
 
 @dataclass(frozen=True)
@@ -138,7 +75,7 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     fit = None
     if sample.law is not None and look.draws is not None:
         fit = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
-    candidates = [*_as_said(claim, look), *_sampling(findings, rounding), *_changed(findings, rounding)]
+    candidates = [*_as_said(claim, look), *_sampling(findings, claim, rounding), *_changed(findings, rounding)]
     num_tokens = len(sample.tokens.rows)
     left_open = cannot_tell(candidates, num_tokens)
     verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
@@ -173,15 +110,16 @@ def _candidate(by: ForetoldBy) -> AuditCandidate:
     )
 
 
-def _sampling(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCandidate]:
+def _sampling(findings: AuditFindings, named_by: ForetoldBy | None, rounding: Rounding | None) -> list[AuditCandidate]:
     """The law that fits best, and the usual departures with the tokens that they take."""
     look, claim = findings.look, findings.sample.law
     if claim is None:
         if look.draws is None:
             return []
         what = f"sampling at temperature {look.temperature.value:.2g}"
-        test = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
-        return [AuditCandidate(kind="sampling", what=what, fits=test.p_value > CHANCE)]
+        is_drawn = law_p_value(look.draws, findings.settings.sampling.seed) >= CHANCE
+        evidence = float(look.draws.first.sum()) - (0.0 if named_by is None else named_by.noise.log_likelihood)
+        return [AuditCandidate(kind="sampling", what=what, fits=is_drawn and evidence > 0)]
     assert look.draws is not None
     num_laws = len(look.laws)
     best, _ = best_law(look.laws, look.draws)
@@ -279,7 +217,7 @@ def _verdict(
             if findings.responses.is_text
             else f"Not as said: {why}; nothing that was tried fits, so that these tokens do not tell which."
         )
-        evidence += _of_like_size(agreement, candidates)
+        evidence += [*_of_like_size(agreement, candidates), *_as_if_drawn(findings, candidates)]
         return AuditVerdict(kind=kind, cause=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
     others = candidates[1:]
     num_tokens = len(findings.sample.tokens.rows)
@@ -309,6 +247,17 @@ def _of_like_size(agreement: Agreement | None, candidates: Sequence[AuditCandida
     if agreement is None or not sizes:
         return []
     return [f"for the size of it: here, rounding moves scores as {join_names(sizes)} the dtype's rounding"]
+
+
+def _as_if_drawn(findings: AuditFindings, candidates: Sequence[AuditCandidate]) -> list[str]:
+    """That greedy tokens look as drawn ones would, which noise explains as well."""
+    if findings.sample.law is not None:
+        return []
+    return [
+        f"{each.what} would make tokens like these too; an audit at --temperature 1 tells"
+        for each in candidates
+        if each.kind == "sampling"
+    ]
 
 
 _ADVICE: Final = {

@@ -287,6 +287,14 @@ class Code(Catalogued):
         is_in_the_model=True,
         in_a_log="Look at when weights are handed over, and at caches that are kept across it.",
     )
+    MIXED_WEIGHTS = Mismatch(
+        "{side} departs from its declared settings: {what}.",
+        name="mixed_weights",
+        seen_in=PASSES,
+        in_short="Record each part's version",
+        in_a_log="Record the version of the weights with each token, or at dispatch at the least; drop the key-value "
+        "cache with each update, or take the mismatch behind it into account.",
+    )
     BEYOND_FORMAT = Mismatch(
         "This is a bug, not precision: {sides} by more than {formats} can.",
         "Look at that side's temperature, template, positions and weights, and at the order of its rows.",

@@ -217,6 +217,22 @@ class LogCode(Catalogued):
             )
         },
     )
+    MIXED_WEIGHTS = OfLog(
+        "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is {before} "
+        "nats before the last change and {behind} behind it",
+        name="mixed_weights",
+        level=Level.NOTE,
+        variants={
+            "level": Words(
+                "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is "
+                "{before} nats before the last change and {behind} behind it, which is no clear difference"
+            ),
+            "unmeasured": Words(
+                "the weights change within {number} of {total} responses ({share}), the first in {first}; where, or "
+                "the log-probs of both sides, is not recorded"
+            ),
+        },
+    )
     HALF_WRITTEN = OfLog(
         "line {line}, the last of {file}, is cut off: the lines before it are read, and it is left out",
         name="half_written",

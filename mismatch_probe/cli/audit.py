@@ -20,7 +20,7 @@ _SERVER: Final = {
 }
 _SAID: Final = {
     "dtype": Flag("dtype", "What the server is said to compute in.", default="bf16"),
-    "adapter": Flag("adapter", "LoRA adapter that the server is said to serve: a folder."),
+    "adapter": Flag("server.adapter", "LoRA adapter that the server is said to serve: a folder."),
 }
 _SAMPLING: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 32 unless given.", int),

@@ -204,6 +204,8 @@ class AuditedServer(Settings):
     url: str
     model: Annotated[str, Field(min_length=1)] | None = None
     """The name to ask for; unset, the only one that is served."""
+    adapter: str | None = None
+    """The folder of a LoRA adapter that it is said to serve."""
     chat: bool = False
     """Whether it is given messages, which it puts into its own chat template, in place of token ids."""
     concurrency: Count = 16
@@ -241,8 +243,6 @@ class AuditSettings(Settings):
     """What the server is said to compute in."""
     prompts: AuditPrompts = AuditPrompts()
     sampling: AuditSampling = AuditSampling()
-    adapter: str | None = None
-    """The folder of a LoRA adapter that it is said to serve."""
     headers: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Texts, such as system prompts, that may stand before the prompts without being asked for."""
     device: str = "auto"

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import ExplainSettings, KnownWeights, LoggedSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution
-from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
+from mismatch_probe.explain.judging import Bools, Floats, Judge, LoggedTokens
 from mismatch_probe.records.findings import Departure, Part
 from mismatch_probe.records.sequences import LoggedResponse
 
@@ -57,10 +59,32 @@ class WeightsPlan:
     """Which weights each of R responses has; None is the checkpoint that the log is explained with."""
 
     of_rows: tuple[KnownWeights | None, ...]
+    """Of a response whose weights changed, the last ones."""
+    parts: tuple[tuple[tuple[KnownWeights | None, int], ...], ...] = ()
+    """Of each response: the weights of its parts, and the token that each ends before; empty where none has several."""
 
     @property
     def different(self) -> list[KnownWeights | None]:
-        return list(dict.fromkeys(self.of_rows))
+        of_parts = (weights for parts in self.parts for weights, _ in parts)
+        return list(dict.fromkeys([*self.of_rows, *of_parts]))
+
+    def parts_of(self, row: int, num_tokens: int) -> tuple[tuple[KnownWeights | None, int], ...]:
+        """The parts of a response."""
+        return self.parts[row] if self.parts else ((self.of_rows[row], num_tokens),)
+
+    def has(self, weights: KnownWeights | None, tokens: LoggedTokens) -> Bools:
+        """Which tokens [T] have these weights."""
+        if not self.parts:
+            return np.array([row == weights for row in self.of_rows])[tokens.rows]
+        return np.concatenate(
+            [
+                np.repeat(
+                    [of_part == weights for of_part, _ in parts],
+                    np.diff([end for _, end in parts], prepend=0),
+                )
+                for parts in self.parts
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -114,11 +138,14 @@ class Family:
     chosen_for: Literal["log", "response"] = "log"
     free_temperature: bool = False
     """Whether the temperature is fitted besides; there is one option then."""
+    is_fitted: bool = False
+    """Whether its option was fitted to the log already, each half of the tokens as the other half chose."""
 
     @property
     def num_fitted(self) -> int:
         """Parameters that the log decides."""
-        return int(self.free_temperature or len(self.options) > 1 or self.chosen_for == "response")
+        is_chosen = len(self.options) > 1 or self.chosen_for == "response"
+        return int(self.free_temperature or self.is_fitted or is_chosen)
 
 
 _BASE_TIMES: Final = (1 / 100, 1 / 50, 1 / 10, 1 / 4, 1 / 2, 2, 4, 10, 50, 100)
@@ -128,22 +155,34 @@ _CACHE_BLOCKS: Final = (1, 16)
 
 
 def declared_weights(settings: ExplainSettings, responses: Sequence[LoggedResponse], side: LoggedSide) -> WeightsPlan:
-    """The given weights whose version the log names for the response, else the checkpoint."""
+    """The given weights whose version the log names for the response, or for each part of it; else the checkpoint. Of a
+    record without places, `FIRST-LAST`, the last.
+    """
     by_version = {other.version: other for other in settings.weights}
-    versions = [(response.weight_version, _text(response.step)) for response in responses]
-    return WeightsPlan(
-        tuple(
-            next(
-                (
-                    by_version[version]
-                    for version in (pair if side == "mu" else pair[::-1])
-                    if version is not None and version in by_version
-                ),
-                None,
-            )
-            for pair in versions
-        )
+
+    def first_known(*versions: str | None) -> KnownWeights | None:
+        return next((by_version[version] for version in versions if version in by_version), None)
+
+    of_rows = []
+    for response in responses:
+        ends = recorded_ends(response.weight_version)
+        versions = [response.weight_version, *([] if ends is None else [ends[1]]), _text(response.step)]
+        of_rows.append(first_known(*(versions if side == "mu" else versions[::-1])))
+    if side != "mu" or all(response.weight_spans is None for response in responses):
+        return WeightsPlan(tuple(of_rows))
+    parts = tuple(
+        ((of_row, len(response.token_ids)),)
+        if response.weight_spans is None
+        else tuple((first_known(version), end) for version, end in response.weight_spans)
+        for of_row, response in zip(of_rows, responses, strict=True)
     )
+    return WeightsPlan(tuple(each[-1][0] for each in parts), parts)
+
+
+def recorded_ends(version: str | None) -> tuple[str, str] | None:
+    """First and last version of a record without places, `FIRST-LAST`; None of a single version."""
+    first, dash, last = (version or "").partition("-")
+    return (first, last) if dash and first.isdecimal() and last.isdecimal() else None
 
 
 def checkpoint_alone(num_responses: int) -> WeightsPlan:

@@ -1,7 +1,7 @@
 """Forward passes of the training path over a log's responses: final hidden states, computed once for many questions."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +123,39 @@ class LoadedWeights:
                 hidden_1SD = self._head.body(ids_1S[:, num_cached:], **others)
                 rows.append(hidden_1SD[0, len(prompt) - 1 - num_cached :].cpu())
         self._states[context.name, rope] = torch.cat(rows)
+
+    def column_behind(
+        self, older: "LoadedWeights", context: Context, ends: Mapping[int, int], distribution: Distribution
+    ) -> Floats:
+        """Log-probs [T] in nats from the token `ends[ROW]` of a response on, NaN elsewhere: these weights go on where
+        `older` left its keys and values, from the last token that `older` sampled.
+        """
+        states_of: dict[int, torch.Tensor] = {}
+        body: Any = older.model.base_model
+        with self.arithmetic.active():
+            for row, end in ends.items():
+                prompt, token_ids = context.prompts[row], self.tokens.sequences[row].token_ids
+                ids_1S = torch.tensor([prompt + token_ids[:-1]], device=self.model.device)
+                num_cached = len(prompt) + end - 1
+                past = body(input_ids=ids_1S[:, :num_cached], use_cache=True).past_key_values
+                states_of[row] = self._head.body(ids_1S[:, num_cached:], past_key_values=past)[0].cpu()
+        example = next(iter(states_of.values()))
+        empty = example.new_zeros(0, example.shape[1])
+        states = [
+            torch.cat(
+                [
+                    example.new_zeros(length - len(states_of.get(row, empty)), example.shape[1]),
+                    states_of.get(row, empty),
+                ]
+            )
+            for row, length in enumerate(self.tokens.lengths.tolist())
+        ]
+        key = ("behind", None)
+        self._states[key] = torch.cat(states)
+        (column,) = self.columns(Context.of(key[0], context.prompts), None, [distribution])
+        del self._states[key]
+        starts = np.array([ends.get(row, length) for row, length in enumerate(self.tokens.lengths.tolist())])
+        return np.where(self.tokens.places >= starts[self.tokens.rows], column, np.nan)
 
     def _compute_states(self, context: Context) -> torch.Tensor:
         sequences = [

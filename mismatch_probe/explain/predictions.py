@@ -6,7 +6,7 @@ in almost every response, and to both sides alike. Other weights can look like a
 and whither the format errs on these very tokens, while an engine does, since most of what it rounds is the same.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -93,6 +93,25 @@ class Predictions:
                     (key, distribution): column for distribution, column in zip(missing, columns, strict=True)
                 }
 
+    def column_behind(
+        self,
+        older: KnownWeights | None,
+        newer: KnownWeights | None,
+        context: Context,
+        ends: Mapping[int, int],
+        distribution: Distribution,
+    ) -> Floats:
+        """What the newer weights give from the token `ends[ROW]` of a response on, behind keys and values that the
+        older ones computed; [T] in nats, NaN at the other tokens.
+        """
+        with ExitStack() as stack:
+            if older is not None and newer is not None:
+                self._close_other()
+                models = [stack.enter_context(self._open(each)) for each in (older, newer)]
+            else:
+                models = [self._load(each) for each in (older, newer)]
+            return models[1].column_behind(models[0], context, ends, distribution)
+
     def _fill_cache(self, weights_in_use: LoadedWeights, setup: Setup) -> None:
         """Compute the states behind prompts that other weights have computed, where the setup has some."""
         cache = setup.context.cache
@@ -107,8 +126,8 @@ class Predictions:
             weights_in_use.compute_behind(older, setup.context, setup.rope)
 
     def _of(self, setup: Setup, weights: KnownWeights | None) -> Bools:
-        """The tokens of responses with these weights [T]."""
-        return np.array([row == weights for row in setup.weights.of_rows])[self.tokens.rows]
+        """The tokens with these weights [T]."""
+        return setup.weights.has(weights, self.tokens)
 
     @property
     def _format_of_weights(self) -> Dtype | None:

@@ -25,13 +25,15 @@ from mismatch_probe.explain.hypotheses import (
     stale_caches,
 )
 from mismatch_probe.explain.judging import SIDES, Bools, Floats, Judge, LoggedTokens
+from mismatch_probe.explain.parts import families_of_parts, fit_parts
+from mismatch_probe.explain.parts_reading import parts_sentences, read_parts
 from mismatch_probe.explain.passes import rotary_frequencies
 from mismatch_probe.explain.predictions import Predictions, coarser_formats, floors_of_formats, other_formats
 from mismatch_probe.explain.replay import agreement_of_experts
 from mismatch_probe.explain.search import SideBench, search
 from mismatch_probe.explain.sentences import GRAVEST_FIRST, resolution, verdict_of
 from mismatch_probe.notation import write_number
-from mismatch_probe.records.findings import Explanation, SideExplanation
+from mismatch_probe.records.findings import Explanation, PartsReading, SideExplanation
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.rounding import Floor
@@ -160,16 +162,18 @@ def explain_with(
     """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
     start_seconds = time.monotonic()
     present = [side for side in SIDES if side in tokens.columns]
-    sides = [
+    explained = [
         _explain_side(side, settings, predictions, tokens, partial(tell, side, number, len(present)))
         for number, side in enumerate(present, 1)
     ]
+    sides = [side for side, _ in explained]
     return Explanation(
         tool_version=__version__,
         settings=settings,
         num_responses=tokens.num_responses,
         num_tokens=len(tokens.rows),
         sides=sides,
+        parts=next((parts for _, parts in explained if parts is not None), None),
         experts=agreement_of_experts(predictions.declared_model, tokens),
         verdict=overall(sides, tokens),
         seconds=time.monotonic() - start_seconds,
@@ -182,7 +186,8 @@ def _explain_side(
     predictions: Predictions,
     tokens: LoggedTokens,
     tell: Callable[[str], None],
-) -> SideExplanation:
+) -> tuple[SideExplanation, PartsReading | None]:
+    """The side, and of the sampler's which weights its parts fit."""
     tell("as declared, and its rounding")
     policy = getattr(settings, side)
     context = Context.as_logged(tokens)
@@ -213,8 +218,15 @@ def _explain_side(
         side, judge, distribution, policy.dtype, floors, errors, predictions, tokens, setup.weights, context, tell
     )
     special = special_tokens(settings, predictions.declared_model.model)
-    result = search(bench, [*of_sampling, *_others(settings, bench, special)]) if is_counted.any() else None
-    return SideExplanation(
+    fit = fit_parts(bench, settings) if side == "mu" and is_counted.any() else None
+    families = [*of_sampling, *_others(settings, bench, special), *families_of_parts(fit)]
+    result = search(bench, families) if is_counted.any() else None
+    verdict = verdict_of(bench, result, int(absent.sum()), int(tokens.sampled.sum()))
+    parts = read_parts(bench, fit)
+    if parts is not None and verdict.code == Code.MIXED_WEIGHTS:
+        evidence = [*parts_sentences(parts), *verdict.evidence]
+        verdict = verdict.model_copy(update={"evidence": evidence})
+    explanation = SideExplanation(
         side=side,
         num_tokens=int(is_counted.sum()),
         num_missing=int(absent.sum()),
@@ -222,8 +234,9 @@ def _explain_side(
         trials=[] if result is None else [result.null.trial, *(hypothesis.trial for hypothesis in result.attempts)],
         left_out=_left_out(settings, bench, special),
         explained_by=None if result is None or result.explained_by is None else result.explained_by.trial,
-        verdict=verdict_of(bench, result, int(absent.sum()), int(tokens.sampled.sum())),
+        verdict=verdict,
     )
+    return explanation, parts
 
 
 def _others(settings: ExplainSettings, bench: SideBench, special: SpecialTokens) -> list[Family]:

@@ -354,12 +354,27 @@ def _read_kept_agreement(log: ImportedLog) -> float | str:
     return "the log records no sets that tokens were drawn from" if sets is None else sets.agreement
 
 
+def _read_mixed_versions(log: ImportedLog) -> float | str:
+    shares = [each.parts.mixed_share for each in log.explanations if each.parts is not None]
+    shares += [] if log.origin.versions is None else [log.origin.versions.mixed_share]
+    return max(shares) if shares else "the log names no versions of weights, and no explanation of it compares several"
+
+
+def _read_version_misfit(log: ImportedLog) -> float | str:
+    shares = [
+        each.parts.misfit_share for each in log.explanations if each.parts is not None and each.parts.num_recorded
+    ]
+    return max(shares) if shares else "no explanation of the log compares its versions (explain RUN --weights V=FOLDER)"
+
+
 LOG = {
     "log_broken_turns": FiledMetric(_read_turns, 0.0, 1.0),
     "log_expert_coverage": FiledMetric(_read_expert_coverage, 0.0, 1.0),
     "log_expert_agreement": FiledMetric(_read_expert_agreement, 0.0, 1.0),
     "log_kept_coverage": FiledMetric(_read_kept_coverage, 0.0, 1.0),
     "log_kept_agreement": FiledMetric(_read_kept_agreement, 0.0, 1.0),
+    "log_mixed_versions": FiledMetric(_read_mixed_versions, 0.0, 1.0),
+    "log_version_misfit": FiledMetric(_read_version_misfit, 0.0, 1.0),
 }
 """Of an imported log."""
 FILED_METRICS = {**HEADROOM, **LOCALIZE, **LOG}

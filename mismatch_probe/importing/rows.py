@@ -28,6 +28,7 @@ LOGGED_ROLLOUTS: Final = pa.schema(
         pa.field("sampled", pa.list_(pa.bool_()), nullable=False),
         pa.field("step", pa.int64()),
         pa.field("weight_version", pa.string()),
+        pa.field("weight_versions", pa.list_(pa.string())),
         pa.field("where", pa.string(), nullable=False),
         pa.field("cluster", pa.string(), nullable=False),
     ]
@@ -92,6 +93,7 @@ def logged_rollouts(rows: pa.Table, mu: Side, cluster_of: Callable[[str], str], 
         "sampled": rows["mask"],
         "step": rows["step"],
         "weight_version": rows["weight_version"],
+        "weight_versions": rows["weight_versions"],
         "where": rows["where"],
         "cluster": [cluster_of(prompt_id) for prompt_id in rows["prompt_id"].to_pylist()],
     }

@@ -42,6 +42,7 @@ from mismatch_probe.importing.selection import Census, chosen_prompts
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
 from mismatch_probe.logs.turns import TurnChecks
+from mismatch_probe.logs.weight_versions import VersionChecks
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import RESPONSES, content_key
 from mismatch_probe.records.files import JOINED_FOLDER, TEMPORARY_PREFIX, storage_errors
@@ -253,9 +254,10 @@ def _write_log_run(
     census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
     turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
     joined_partitions = Partitions(unfinished_folder / JOINED_FOLDER)
-    choice_checks, choices = ChoiceChecks(layout), FirstChoices()
+    choice_checks, choices, version_checks = ChoiceChecks(layout), FirstChoices(), VersionChecks()
     for response in log.responses:
         choice_checks.add(response)
+        version_checks.add(response)
         choices.add(response)
         response = replace(response, experts=None, kept=None)
         prompt_id = census.add(response)
@@ -267,7 +269,8 @@ def _write_log_run(
         on_response(response.token_ids.size)
     row_partitions.finish()
     joined_partitions.finish()
-    findings = [*log.findings(), *checks.findings(), *turn_checks.findings(), *choice_checks.findings()]
+    of_checks = (checks, turn_checks, choice_checks, version_checks)
+    findings = [*log.findings(), *(finding for each in of_checks for finding in each.findings())]
     columns = Columns.of(census, checks)
     _require_usable_log(log, census, columns, findings)
     if columns.left_out:
@@ -293,6 +296,7 @@ def _write_log_run(
         turns=turn_checks.reading(),
         experts=choice_checks.expert_reading(),
         kept_sets=choice_checks.kept_reading(),
+        versions=version_checks.reading(),
         notes=[note_of(finding) for finding in findings],
     )
     manifest = manifest_of_log(log.source, settings, origin, rollouts, has_tokenizer=texts.has_tokenizer)

@@ -30,7 +30,7 @@ from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.findings import Explanation
-from mismatch_probe.records.legs import CHOICES, Legs, read_prompts, with_choices, write_rollouts
+from mismatch_probe.records.legs import CHOICES, Legs, read_prompts, spans_of_tokens, with_choices, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import LoggedResponse
@@ -246,6 +246,7 @@ def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[Log
             log_pi=pi_row,
             step=row["step"],
             weight_version=row["weight_version"],
+            weight_spans=spans_of_tokens(row.get("weight_versions")),
             temperature=settings.sampling.temperature,
             finish_reason=row["finish_reason"],
         )

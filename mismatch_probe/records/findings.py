@@ -80,6 +80,58 @@ class ExpertAgreement(Record):
     """With these shifts undone; None without any."""
 
 
+class VersionPart(Record):
+    """A part of a response."""
+
+    version: str
+    """Of its weights, as `--weights` names them, or `the checkpoint`."""
+    end: int
+    """The part ends before this token of the response."""
+
+
+class PartsOfResponse(Record):
+    """A response whose weights changed, or whose record does not fit."""
+
+    where: str
+    parts: list[VersionPart]
+    intervals: list[list[int]]
+    """Of each change: the first and the last token that the new weights may have begun with."""
+    recorded_version: str
+    """The version that the log names; empty where it names none."""
+    misfit: str
+    """`completion` (the log names the last version for all of it), `dispatch` (the first one), `boundary` (it has the
+    change at another token), `other`; empty where the record fits, or there is none.
+    """
+
+
+class PartsReading(Record):
+    """Which of the given weights each part of each response fits, on the sampler's side."""
+
+    versions: list[str]
+    """In the order in which they come."""
+    num_responses: int
+    num_mixed: int
+    """Responses that fit several versions, one after the other."""
+    num_recorded: int
+    """Responses of which the log names a version."""
+    num_misfits: int
+    """Of these, whose record does not fit."""
+    misfits: dict[str, int] = {}
+    """The same by kind, as `PartsOfResponse.misfit` has it."""
+    keeps_cache: bool = False
+    """The later parts fit better behind the keys and values that the older weights computed."""
+    responses: list[PartsOfResponse] = []
+    """The first that changed or do not fit."""
+
+    @property
+    def mixed_share(self) -> float:
+        return self.num_mixed / self.num_responses if self.num_responses else 0.0
+
+    @property
+    def misfit_share(self) -> float:
+        return self.num_misfits / self.num_recorded if self.num_recorded else 0.0
+
+
 class Explanation(Record):
     """Each logged side, and the verdict on the log: that of the side with the graver one."""
 
@@ -93,6 +145,8 @@ class Explanation(Record):
     num_responses: int
     num_tokens: int
     sides: list[SideExplanation]
+    parts: PartsReading | None = None
+    """None where no other weights were given, or they do not fit the sampler's side."""
     experts: ExpertAgreement | None = None
     """None where the log records no experts, or the checkpoint has none that can be read."""
     verdict: Verdict

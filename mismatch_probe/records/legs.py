@@ -7,7 +7,7 @@ Arrays are [L, T, K]: L layers that have experts, T tokens of a response with it
 which no pass computes for its own sake, K experts a token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -139,12 +139,31 @@ def _identity(name: str, run_key: str) -> dict[bytes, bytes]:
     return {_LEG: name.encode(), _RUN: run_key.encode()} if run_key else {}
 
 
+def versions_of_tokens(spans: Iterable[tuple[str, int]] | None) -> list[str] | None:
+    """The version of the weights of each token, as the tables have it, of `LoggedResponse.weight_spans`."""
+    if spans is None:
+        return None
+    versions: list[str] = []
+    for version, end in spans:
+        versions += [version] * (end - len(versions))
+    return versions
+
+
+def spans_of_tokens(versions: Sequence[str] | None) -> tuple[tuple[str, int], ...] | None:
+    """The reverse of `versions_of_tokens`."""
+    if versions is None:
+        return None
+    ends = [place for place in range(1, len(versions)) if versions[place] != versions[place - 1]]
+    return tuple((versions[end - 1], end) for end in (*ends, len(versions)))
+
+
 LOG: Final = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("where", pa.string(), nullable=False),
         pa.field("step", pa.int64()),
         pa.field("weight_version", pa.string()),
+        pa.field("weight_versions", pa.list_(pa.string())),
         pa.field("temperature", pa.float64()),
         pa.field("finish_reason", pa.string()),
         pa.field("group", pa.string()),
@@ -172,6 +191,7 @@ def log_table(prompt_ids: Sequence[str], responses: Sequence[LoggedResponse]) ->
         "where": [response.where for response in responses],
         "step": [response.step for response in responses],
         "weight_version": [response.weight_version for response in responses],
+        "weight_versions": [versions_of_tokens(response.weight_spans) for response in responses],
         "temperature": [response.temperature for response in responses],
         "finish_reason": [response.finish_reason for response in responses],
         "group": [response.group for response in responses],

@@ -91,6 +91,25 @@ class ExpertReading(Entry):
         return self.num_usable / self.num_places if self.num_places else 0.0
 
 
+class VersionReading(Entry):
+    """The responses whose weights changed while they were sampled, as the log records it."""
+
+    num_responses: int
+    num_recorded: int
+    """That name a version."""
+    num_mixed: int
+    """Of these, that name several."""
+    rms_before: float | None = None
+    """Of log(pi / mu) before the last change, over responses with both sides there, in nats."""
+    rms_behind: float | None = None
+    is_level_changed: bool = False
+    """The two differ beyond doubt, by a half at least."""
+
+    @property
+    def mixed_share(self) -> float:
+        return self.num_mixed / self.num_recorded if self.num_recorded else 0.0
+
+
 class KeptReading(Entry):
     """The sets of ids that a sampler drew from, as top-p and its like left them."""
 

@@ -12,7 +12,7 @@ from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
 from mismatch_probe.records.files import write_text
-from mismatch_probe.records.log_readings import Entry, ExpertReading, KeptReading, TurnReading
+from mismatch_probe.records.log_readings import Entry, ExpertReading, KeptReading, TurnReading, VersionReading
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -179,6 +179,8 @@ class LogOrigin(Entry):
     """None where the log records none."""
     kept_sets: KeptReading | None = None
     """None where the log records none."""
+    versions: VersionReading | None = None
+    """None where no response names a version of its weights."""
     notes: list[LogNote] = []
 
 

@@ -252,10 +252,8 @@ class LoggedResponse:
     prompt_token_ids: IntArray
     token_ids: IntArray
     sampled: npt.NDArray[np.bool_]
-    """[T] the token was sampled by the policy, not written by a tool or a template. log_mu is the sampler's, log_pi the
-    trainer's, log_ref that of a reference policy: None where the log has no such column, NaN where it has no number for
-    a token.
-    """
+    """[T] the policy sampled the token, no tool or template wrote it. log_mu is the sampler's, log_pi the trainer's,
+    log_ref a reference policy's: None where the log has no such column, NaN where it has no number for a token."""
     log_mu: FloatArray | None = None
     log_pi: FloatArray | None = None
     log_ref: FloatArray | None = None
@@ -263,7 +261,9 @@ class LoggedResponse:
     step: int | None = None
     """Of training."""
     weight_version: str | None = None
-    """Of the weights that sampled it."""
+    """Of the weights that sampled it; `FIRST-LAST` of several."""
+    weight_spans: tuple[tuple[str, int], ...] | None = None
+    """Versions of its parts, and the token that each ends before; None where they are not recorded."""
     temperature: float | None = None
     group: str | None = None
     """What the responses to one prompt have in common, None where the log does not say."""

@@ -66,6 +66,8 @@ class NoiseFit:
     high: float
     expected_differing: float
     """The number of tokens that differ by the format's rounding alone."""
+    log_likelihood: float
+    """Of the tokens, at the best number of times; one that differs counts by the chance of being moved by its gap."""
 
 
 def fit_noise(rounding: Rounding, margins: Floats, gaps: Floats, clusters: Ints, level: float) -> NoiseFit:
@@ -94,6 +96,7 @@ def fit_noise(rounding: Rounding, margins: Floats, gaps: Floats, clusters: Ints,
         float(_TIMES[low]) if low > 0 else 0.0,
         float(_TIMES[high]),
         expected,
+        float(totals[best]),
     )
 
 

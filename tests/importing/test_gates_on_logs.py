@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.importing.scoring import logged_responses
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.command_line import probe
 from tests.importing.imported import imported
@@ -230,3 +231,29 @@ def test_a_gate_limits_sets_that_do_not_hold_their_token(tmp_path: Path) -> None
     for least, code in ((0.97, ExitCode.PASS), (0.99, ExitCode.GATE_FAILED)):
         gate.write_text(choices_gate("log_kept_agreement", least))
         probe("gate", run.path, "--config", gate, code=code)
+
+
+@pytest.mark.parametrize("num_mixed", [0, 1, 6])
+def test_a_gate_limits_responses_whose_weights_change_and_the_run_keeps_their_parts(
+    tmp_path: Path, num_mixed: int
+) -> None:
+    written = [row(number, step=1) for number in range(12)]
+    for number, one in enumerate(written):
+        spans = [["7", 0, 10], ["8", 10, 30]] if number < num_mixed else [["8", 0, 30]]
+        one["weight_versions"] = spans
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    again = imported(tmp_path / "again", run.path / "log")
+    for each in (run, again):
+        versions = each.read_manifest().log.versions
+        assert (versions.num_mixed, versions.num_recorded) == (num_mixed, 12)
+        responses = logged_responses(each, None, 12)
+        assert [response.weight_spans for response in responses[:1]] == [
+            (("7", 10), ("8", 30)) if num_mixed else (("8", 30),)
+        ]
+    gate = tmp_path / "gate.toml"
+    gate.write_text(choices_gate("log_mixed_versions", 0.9).replace("min = 0.9", "max = 0.2"))
+    code = ExitCode.GATE_FAILED if num_mixed == 6 else ExitCode.PASS
+    answer = json.loads(probe("gate", run.path, "--config", gate, "--json", code=code).stdout)
+    assert answer["checks"][0]["value"] == pytest.approx(num_mixed / 12)
+    gate.write_text(choices_gate("log_version_misfit", 0.9))
+    assert "--weights" in probe("gate", run.path, "--config", gate, code=ExitCode.USAGE).stderr

@@ -10,12 +10,13 @@ from mismatch_probe.logs.look import FileKind, look_at
 from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
 from mismatch_probe.logs.row import Row, read_lines
 from mismatch_probe.logs.tables import read_table
+from mismatch_probe.logs.weight_versions import version_of, weight_spans
 from mismatch_probe.records.sequences import LoggedResponse
 
 NEEDED: Final = ("prompt_token_ids", "token_ids", "logprobs")
 OPTIONAL: Final = (
-    "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "temperature", "group",
-    "trajectory", "finish_reason", "model", "routed_experts", "kept_token_ids",
+    "train_logprobs", "ref_logprobs", "entropy", "mask", "step", "weight_version", "weight_versions", "temperature",
+    "group", "trajectory", "finish_reason", "model", "routed_experts", "kept_token_ids",
 )  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def _plain_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
 def _plain_response(row: Row) -> LoggedResponse:
     token_ids = row.ids("token_ids")
     length = token_ids.size
+    spans = weight_spans(row, "weight_versions", length)
     return LoggedResponse(
         where=row.where,
         prompt_token_ids=row.ids("prompt_token_ids"),
@@ -42,7 +44,8 @@ def _plain_response(row: Row) -> LoggedResponse:
         log_ref=row.optional_numbers("ref_logprobs", length),
         entropy_nats=row.optional_numbers("entropy", length),
         step=row.integer("step"),
-        weight_version=row.text("weight_version"),
+        weight_version=row.text("weight_version") or version_of(spans),
+        weight_spans=spans,
         temperature=row.number("temperature"),
         group=row.text("group"),
         trajectory=row.text("trajectory"),

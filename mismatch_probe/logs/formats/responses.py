@@ -3,7 +3,7 @@
 A line may be the answer itself, or hold it as batch files do (`response.body`). The prompt's ids must stand in it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
 from mismatch_probe.logs.row import Row, read_lines
+from mismatch_probe.logs.weight_versions import Spans, version_of, weight_spans
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 
 _PROMPT: Final = ("prompt_token_ids", "input_ids")
@@ -31,6 +32,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         answer = line.inside("response").inside("body") if line.has("response") else line
         for choice in answer.rows("choices"):
             token_ids, log_probs = _choice_of(choice)
+            spans = _spans((choice, _metadata(answer), answer, line), token_ids.size)
             yield LoggedResponse(
                 where=line.where,
                 prompt_token_ids=_prompt(choice, answer, line, advice="ask with return_token_ids"),
@@ -38,7 +40,8 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 sampled=np.ones(token_ids.size, np.bool_),
                 log_mu=log_probs,
                 step=line.integer("step"),
-                weight_version=line.text("weight_version"),
+                weight_version=line.text("weight_version") or version_of(spans),
+                weight_spans=spans,
                 temperature=line.number("temperature"),
                 group=answer.text("id"),
                 trajectory=line.text("trajectory"),
@@ -69,6 +72,17 @@ def _choice_of(choice: Row) -> tuple[IntArray, FloatArray | None]:
     return token_ids, row.optional_numbers("logprobs", token_ids.size)
 
 
+def _metadata(answer: Row) -> Row:
+    """What SGLang's OpenAI form adds to an answer."""
+    return answer.inside("metadata") if isinstance(answer.columns.get("metadata"), Mapping) else answer
+
+
+def _spans(places: Sequence[Row], num_tokens: int) -> Spans | None:
+    """Those of the choice, of the answer or its metadata (SGLang), or of the line."""
+    of_places = (weight_spans(place, "weight_versions", num_tokens) for place in places)
+    return next((spans for spans in of_places if spans is not None), None)
+
+
 def _ids_in(choice: Row, names: Any) -> list[int]:
     if not isinstance(names, list) or not all(_is_id(name) for name in names):
         raise choice.refusal("it has no token ids; ask the server for them with return_token_ids")
@@ -94,6 +108,7 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         if row.has("output_ids") and not np.array_equal(row.ids("output_ids"), token_ids):
             raise row.refusal("output_ids are others than those of output_token_logprobs")
         finish = meta.columns.get("finish_reason")
+        spans = weight_spans(meta, "weight_versions", token_ids.size)
         yield LoggedResponse(
             where=row.where,
             prompt_token_ids=_prompt_of_generate(row, meta),
@@ -101,7 +116,8 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             sampled=np.ones(token_ids.size, np.bool_),
             log_mu=log_probs,
             step=row.integer("step"),
-            weight_version=meta.text("weight_version"),
+            weight_version=version_of(spans, meta.text("weight_version")),
+            weight_spans=spans,
             temperature=row.number("temperature"),
             trajectory=row.text("trajectory"),
             finish_reason=str(finish["type"]) if isinstance(finish, dict) and "type" in finish else None,

@@ -7,7 +7,7 @@ counts its samples.
 miles, which began as a copy of it: `dashboard_columns/rollout_N.parquet` of `--dump-details`, a sample a row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from mismatch_probe.logs.recorded_choices import ragged_sets, routed_experts
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
+from mismatch_probe.logs.weight_versions import Spans, version_of, weight_spans
 from mismatch_probe.records.sequences import IntArray, KeptSets, LoggedResponse
 
 Bools = npt.NDArray[np.bool_]
@@ -113,12 +114,14 @@ def _choices(row: Row) -> tuple[IntArray | None, KeptSets | None]:
 def _with_origin(response: LoggedResponse, origin: Row, step: int | None) -> LoggedResponse:
     """With the step, and with what the row of the rollout dump says of where the response is from."""
     experts, kept = _choices(origin)
+    spans = _weight_spans(response, origin)
     return replace(
         response,
         experts=response.experts if experts is None else experts,
         kept=response.kept if kept is None else kept,
         step=step,
-        weight_version=_weight_version(origin),
+        weight_version=version_of(spans) if spans is not None else _weight_version(origin),
+        weight_spans=spans,
         group=_group(origin, step),
         finish_reason=_finish(origin),
     )
@@ -145,6 +148,15 @@ def _rollout_dump(path: Path, tell: Tell) -> Iterator[Callable[[int], Row | None
             return saved_row(dump, file, samples, position, _OF_ORIGIN) if position < len(samples) else None
 
         yield sample_at
+
+
+def _weight_spans(response: LoggedResponse, row: Row) -> Spans | None:
+    """Those of miles' calls, which count from the prompt's first token; slime has a version a call, without places."""
+    calls = row.columns.get("weight_versions")
+    if not isinstance(calls, list) or not any(isinstance(call, Mapping) for call in calls):
+        return None
+    num_before = response.prompt_token_ids.size
+    return weight_spans(row, "weight_versions", response.token_ids.size, num_before=num_before)
 
 
 def _weight_version(row: Row) -> str | None:

@@ -1,7 +1,16 @@
 """`explain`: what explains each side of a log, and what was tried."""
 
-from mismatch_probe.notation import write_many, write_number, write_percent
-from mismatch_probe.records.findings import ExpertAgreement, Explanation, SideExplanation, Trial
+from typing import Final
+
+from mismatch_probe.notation import ABSENT, write_count, write_many, write_number, write_percent
+from mismatch_probe.records.findings import (
+    ExpertAgreement,
+    Explanation,
+    PartsOfResponse,
+    PartsReading,
+    SideExplanation,
+    Trial,
+)
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Column, Finding, Lines, Note, Section, Table
 
@@ -26,6 +35,7 @@ def explain_answer(explanation: Explanation) -> Answer:
         facts=[
             f"{write_many(explanation.num_tokens, 'token')} of {write_many(explanation.num_responses, 'response')}",
             *([] if explanation.experts is None else [experts_sentence(explanation.experts)]),
+            *([] if explanation.parts is None else [parts_fact(explanation.parts)]),
         ],
         advice=explanation.verdict.advice,
         table=_sides_of_log(explanation),
@@ -36,6 +46,7 @@ def explain_answer(explanation: Explanation) -> Answer:
             Lines([f"  {line}" for line in explanation.verdict.evidence], follows=True),
             _sides_of_log(explanation),
             *map(_trials, explanation.sides),
+            *_parts_tables(explanation.parts),
         ],
     )
 
@@ -53,7 +64,53 @@ def _explain_sections(explanation: Explanation) -> list[Section]:
             )
     if explanation.experts is not None:
         blocks.append(_experts_by_layer(explanation.experts))
+    blocks += _parts_tables(explanation.parts)
     return [Section("tried", "What was tried", "Each row was computed from the checkpoint.", blocks)]
+
+
+def parts_fact(parts: PartsReading) -> str:
+    """How many responses fit several versions, and how many records do not fit."""
+    words = f"{write_count(parts.num_mixed)} of {write_many(parts.num_responses, 'response')} fit several versions"
+    if not parts.num_recorded:
+        return f"{words}; the log names no version"
+    misfits = f"{write_count(parts.num_misfits)} of {write_count(parts.num_recorded)}"
+    return f"{words}; the version that the log names does not fit {misfits}"
+
+
+def _parts_tables(parts: PartsReading | None) -> list[Table]:
+    """One table, none where no response has several versions or a record that does not fit."""
+    if parts is None or not parts.responses:
+        return []
+    columns: list[Column[PartsOfResponse]] = [
+        Column("response", lambda each: visible(each.where), is_text=True),
+        Column("weights", _part_words, is_text=True),
+        Column("recorded", lambda each: visible(each.recorded_version) or ABSENT, is_text=True),
+        Column("record", _record_words, is_text=True),
+    ]
+    kept = ", behind the keys and values of the older ones" if parts.keeps_cache else ""
+    return [Table.of(f"Weights within responses{kept}", parts.responses, columns, is_stacked=True)]
+
+
+_RECORDS: Final = {
+    "": "fits",
+    "completion": "stamped at completion",
+    "dispatch": "stamped at dispatch",
+    "boundary": "changes at another token",
+    "other": "other weights",
+}
+
+
+def _record_words(response: PartsOfResponse) -> str:
+    return _RECORDS.get(response.misfit, response.misfit) if response.recorded_version else ABSENT
+
+
+def _part_words(response: PartsOfResponse) -> str:
+    """`7 up to token 12 (11 to 14), then 8`."""
+    words = visible(response.parts[0].version)
+    for number, part in enumerate(response.parts[1:]):
+        start, last = response.intervals[number]
+        words += f" up to token {response.parts[number].end} ({start} to {last}), then {visible(part.version)}"
+    return words
 
 
 def experts_sentence(experts: ExpertAgreement) -> str:

@@ -13,11 +13,12 @@ from mismatch_probe.notation import (
     write_count,
     write_estimate,
     write_many,
+    write_number,
     write_percent,
     write_share,
     write_size,
 )
-from mismatch_probe.records.log_readings import TurnBreak, TurnReading
+from mismatch_probe.records.log_readings import TurnBreak, TurnReading, VersionReading
 from mismatch_probe.records.manifest import LogFile, LogNote, LogOrigin, Manifest
 from mismatch_probe.records.summary import Counts, PairSummary, StepSummary, Summary
 from mismatch_probe.report.figures import limits as drawing
@@ -211,6 +212,8 @@ def log(manifest: Manifest) -> Section | None:
         blocks += _turns(origin.turns)
     if origin.experts is not None or origin.kept_sets is not None:
         blocks.append(_choices(origin))
+    if origin.versions is not None and origin.versions.num_mixed:
+        blocks.append(_versions(origin.versions))
     if origin.notes:
         blocks.append(_notes(origin))
     return Section(
@@ -268,6 +271,23 @@ def _turns(turns: TurnReading) -> list[Block]:
         ]
         blocks.append(Table.of("Where turns first break", turns.breaks, columns, is_stacked=True))
     return blocks
+
+
+def _versions(versions: VersionReading) -> Table:
+    """How many responses several versions of the weights sampled, and the level of d where these change."""
+    rows: list[list[Cell]] = [
+        ["responses that name a version", write_count(versions.num_recorded)],
+        [
+            "responses of several versions",
+            f"{write_count(versions.num_mixed)} ({write_share(versions.num_mixed, versions.num_recorded)})",
+        ],
+    ]
+    if versions.rms_before is not None and versions.rms_behind is not None:
+        rows += [
+            ["rms d before the last change, nats", write_number(versions.rms_before)],
+            ["rms d behind it, nats", write_number(versions.rms_behind)],
+        ]
+    return Table("Weights within responses, as recorded", ["", "number"], rows)
 
 
 def _choices(origin: LogOrigin) -> Table:

@@ -1,0 +1,178 @@
+"""Versions of the weights that the parts of a response were sampled with, as logs hold them; and what lies where they
+change.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from mismatch_probe.logs.findings import LogCode, LogFinding
+from mismatch_probe.logs.pickles import Unread
+from mismatch_probe.logs.row import Row
+from mismatch_probe.notation import write_number, write_share
+from mismatch_probe.records.log_readings import VersionReading
+from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.stats.sequences import is_usable
+
+Spans = tuple[tuple[str, int], ...]
+"""Versions of the parts, in order, and the token that each ends before."""
+_OF_SPANS: Final = "spans"
+_STARTS: Final = ("start", "abs_start")
+
+
+def weight_spans(row: Row, column: str, num_tokens: int, *, num_before: int = 0) -> Spans | None:
+    """The parts of a response of `num_tokens` tokens; None where the row records none.
+
+    One version for each token; or spans: objects with `version` and `start` (SGLang) or `abs_start`, which counts the
+    `num_before` tokens before the response too (miles, under `spans` of each call), or lists that begin with these two
+    (vLLM, prime-rl). A part reaches to the start of the next one, whatever a tool wrote in between.
+
+    Raises:
+        UsageError: it is something else, or the spans are not in order.
+    """
+    value = row.columns.get(column)
+    if value is None or isinstance(value, Unread) or not num_tokens:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise row.refusal(f"{column} is no list of versions or of spans")
+    if len(value) == num_tokens and all(type(each) in (str, int) for each in value):
+        starts = [(row.short(column, str(version)), place) for place, version in enumerate(value)]
+    else:
+        starts = list(_starts(row, column, value, num_before))
+    if any(start > next_start for (_, start), (_, next_start) in pairwise(starts)):
+        raise row.refusal(f"the spans of {column} are not in the order of the tokens")
+    parts: list[tuple[str, int]] = []
+    for (version, _), (_, end) in pairwise([*starts, ("", num_tokens)]):
+        if end <= (parts[-1][1] if parts else 0):
+            continue
+        if parts and parts[-1][0] == version:
+            parts.pop()
+        parts.append((version, min(end, num_tokens)))
+    return tuple(parts) or None
+
+
+def _starts(row: Row, column: str, value: Sequence[Any], num_before: int) -> Iterator[tuple[str, int]]:
+    """The version and the first token of each span, in the order of the log."""
+    for each in value:
+        if isinstance(each, Mapping) and isinstance(each.get(_OF_SPANS), list):
+            yield from _starts(row, column, each[_OF_SPANS], num_before)
+            continue
+        version, start = None, None
+        if isinstance(each, Mapping):
+            name = next((name for name in _STARTS if name in each), _STARTS[0])
+            version, start = each.get("version"), each.get(name)
+            if name != _STARTS[0] and type(start) is int:
+                start = max(0, start - num_before)
+        elif isinstance(each, Sequence) and not isinstance(each, str) and len(each) in (2, 3):
+            version, start = each[0], each[1]
+        if type(version) not in (str, int) or type(start) is not int or start < 0:
+            raise row.refusal(f"{column} is no list of versions or of spans of tokens")
+        yield row.short(column, str(version)), start
+
+
+def version_of(spans: Spans | None, otherwise: str | None = None) -> str | None:
+    """The version of all parts, or `FIRST-LAST` of several."""
+    if spans is None:
+        return otherwise
+    first, last = spans[0][0], spans[-1][0]
+    return first if len(spans) == 1 else f"{first}-{last}"
+
+
+def has_several_versions(response: LoggedResponse) -> bool:
+    """Whether the log records that the weights changed while the response was sampled."""
+    if response.weight_spans is not None:
+        return len(response.weight_spans) > 1
+    first, dash, last = (response.weight_version or "").partition("-")
+    return bool(dash) and first.isdecimal() and last.isdecimal() and first != last
+
+
+_LEAST_RESPONSES: Final = 8
+_LEAST_FOLD: Final = 1.5
+_CLEAR_ERRORS: Final = 4.0
+
+
+@dataclass
+class VersionChecks:
+    """Add every response, then ask: how many have several versions, and how far the level of log(pi / mu) lies apart
+    before and behind the last recorded change.
+    """
+
+    num_responses: int = 0
+    num_recorded: int = 0
+    num_mixed: int = 0
+    first: str = ""
+    _levels: list[tuple[float, float]] = field(default_factory=list)
+    """Mean squares of d before and behind the change, of each response that has both."""
+
+    def add(self, response: LoggedResponse) -> None:
+        self.num_responses += 1
+        self.num_recorded += response.weight_version is not None or response.weight_spans is not None
+        if not has_several_versions(response):
+            return
+        self.num_mixed += 1
+        self.first = self.first or response.where
+        log_pi, log_mu, spans = response.log_pi, response.log_mu, response.weight_spans
+        if log_pi is None or log_mu is None or spans is None:
+            return
+        squares = np.square(log_pi - log_mu)
+        is_counted = response.sampled & is_usable(log_pi) & is_usable(log_mu)
+        is_before = np.arange(len(squares)) < spans[-2][1]
+        before, after = squares[is_counted & is_before], squares[is_counted & ~is_before]
+        if before.size and after.size:
+            self._levels.append((float(before.mean()), float(after.mean())))
+
+    def reading(self) -> VersionReading | None:
+        """None where no response names a version."""
+        if not self.num_recorded:
+            return None
+        before, after = self._rms()
+        return VersionReading(
+            num_responses=self.num_responses,
+            num_recorded=self.num_recorded,
+            num_mixed=self.num_mixed,
+            rms_before=before,
+            rms_behind=after,
+            is_level_changed=self._is_changed(before, after),
+        )
+
+    def _rms(self) -> tuple[float | None, float | None]:
+        if not self._levels:
+            return None, None
+        before, after = np.sqrt(np.mean(self._levels, axis=0)).tolist()
+        return before, after
+
+    def _is_changed(self, before: float | None, after: float | None) -> bool:
+        """Whether the level changes beyond doubt, by the log-ratios of responses."""
+        if before is None or after is None or len(self._levels) < _LEAST_RESPONSES:
+            return False
+        levels = np.array(self._levels)
+        ratios = np.log(levels[(levels > 0).all(axis=1)])
+        if len(ratios) < _LEAST_RESPONSES:
+            return False
+        differences = (ratios[:, 0] - ratios[:, 1]) / 2
+        error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
+        mean = abs(float(differences.mean()))
+        return mean >= np.log(_LEAST_FOLD) and mean >= _CLEAR_ERRORS * error
+
+    def findings(self) -> Iterator[LogFinding]:
+        reading = self.reading()
+        if reading is None or not reading.num_mixed:
+            return
+        evidence = {"responses": reading.num_mixed, "rms_before": reading.rms_before, "rms_behind": reading.rms_behind}
+        share = write_share(reading.num_mixed, reading.num_responses)
+        before, after = reading.rms_before, reading.rms_behind
+        variant = "unmeasured" if before is None or after is None else "" if reading.is_level_changed else "level"
+        yield LogFinding.of(
+            LogCode.MIXED_WEIGHTS,
+            variant,
+            evidence=evidence,
+            number=reading.num_mixed,
+            total=reading.num_responses,
+            share=share,
+            first=self.first,
+            before="" if before is None else write_number(before),
+            behind="" if after is None else write_number(after),
+        )
