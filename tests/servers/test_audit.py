@@ -114,7 +114,7 @@ def test_sampled_tokens_are_as_said_and_each_is_foretold_by_its_seed(vllm: RealS
 @slow
 @pytest.mark.parametrize(
     ("other", "name"),
-    [({"temperature": 0.3}, "temperature"), ({"top_k": 1}, "top-k 1"), ({"temperature": 1.0, "top_p": 0.5}, "top-p")],
+    [({"temperature": 0.3}, "temperature"), ({"top_k": 1}, "top-"), ({"temperature": 1.0, "top_p": 0.5}, "top-p")],
 )
 def test_a_provider_that_samples_otherwise_is_named(
     vllm: RealServer, tmp_path: Path, other: dict[str, Any], name: str
