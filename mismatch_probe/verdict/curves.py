@@ -374,7 +374,12 @@ def _causes(
         causes.insert(0, _data()["causes"]["weights"][0])
     if fitting == "flat_high" and any(band.kind == "mixture" and band.relation == "within" for band in curve.bands):
         causes.insert(0, _data()["causes"]["mixture"][0])
-    return causes
+    entropy = next((each for each in curves if each.metric == "entropy"), None)
+    if entropy is None or entropy.last_level < entropy.first_level:
+        return causes
+    refuted = [cause for cause in causes if "entropy" in cause]
+    others = [cause for cause in causes if cause not in refuted]
+    return [*others, *(f"{cause} (the entropy that is logged did not fall)" for cause in refuted)]
 
 
 def _next_columns(fitting: str, columns: Mapping[str, Floats], trainers: Sequence[str]) -> list[NextColumn]:

@@ -178,6 +178,17 @@ def test_samples_of_sound_runs_are_accused_of_nothing() -> None:
     assert (void.law, void.first_step) == ("chi2_seq_below_zero", 19)
 
 
+def test_a_cause_that_lowers_the_entropy_comes_last_where_the_entropy_stays(tmp_path: Path) -> None:
+    growing = 1e-3 * np.exp(np.linspace(0, 5, len(STEPS)))
+    for entropy, place in ((np.full(len(STEPS), 0.5), -1), (np.linspace(0.5, 0.1, len(STEPS)), 0)):
+        log = lines_of(tmp_path / "metrics.jsonl", kl_k3=growing, entropy=entropy)
+        metrics = read_metric_log(log)
+        assert metrics is not None
+        causes = reading_of_metrics(log, metrics).causes
+        assert "entropy falls" in causes[place]
+        assert ("did not fall" in causes[place]) == (place == -1)
+
+
 def test_three_columns_are_named_and_none_that_is_logged() -> None:
     for path in DATA.glob("*.*"):
         if path.suffix != ".md":
