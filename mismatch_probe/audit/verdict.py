@@ -211,7 +211,8 @@ def _verdict(
     )
     if departs:
         kind: AuditKind = "undecided" if findings.responses.is_text else "bug"
-        why = "other weights, another prompt, or arithmetic of fewer bits"
+        drawn_otherwise = "" if findings.sample.law is None else "other sampling settings, "
+        why = f"{drawn_otherwise}other weights, another prompt, or arithmetic of fewer bits"
         sentence = (
             f"Not as said, as far as text shows: {why}; or tokenising the text again made other tokens of it."
             if findings.responses.is_text
