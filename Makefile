@@ -24,7 +24,7 @@ real: $(READY) ## Make two real checkpoints in REAL (build/real), and compare Sm
 	$(BIN)/mismatch-probe compare --model $(REAL)/smollm2 --prompts examples/prompts/chats.jsonl --max-new-tokens 64 \
 		--dtype bf16 --dtype fp16 --dtype fp32 --out $(REAL)/run $(if $(wildcard $(REAL)/run/manifest.json),--resume)
 
-paper: $(READY) ## Train the grids of reports/paper and write their records; resumable, over an hour on two cores
+paper: $(READY) ## Train the grids of reports/paper and write their records; resumable, hours on two cores
 	bash scripts/paper.sh $(PAPER) $(VENV)
 
 test: lint ## Set up and run every check and test

@@ -10,7 +10,7 @@ from mismatch_probe.report.markdown import markdown_table
 from mismatch_probe.report.screen import in_full
 from mismatch_probe.report.sections.ablation import ablation_tables
 
-_GRIDS = ("precision", "conditions", "corrections")
+_GRIDS = ("precision", "conditions", "guarded", "shapes", "corrections", "sanity")
 
 
 def tables_of(folder: Path) -> str:

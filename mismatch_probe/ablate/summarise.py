@@ -85,7 +85,7 @@ def summarise_ablation(directory: AblationDirectory) -> AblationResult:
     return AblationResult(
         tool_version=__version__,
         models=list(dict.fromkeys(cell.settings.model.path for cell in ablation.cells)),
-        task=ablation.cells[0].settings.task.source,
+        task=", ".join(dict.fromkeys(cell.settings.task.source for cell in ablation.cells)),
         command=manifest.command,
         is_sanity=ablation.sanity is not None,
         level=LEVEL,

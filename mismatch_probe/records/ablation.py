@@ -20,6 +20,9 @@ COLLAPSED_BELOW: Final = 0.5
 GROWN_ABOVE: Final = 3.0
 """Times the mean KL of the first steps: above it the mismatch has grown."""
 
+FIRST_STEP_OF_GROWTH: Final = 4
+"""Of a run: three steps are compared with the first three, so none before can show growth."""
+
 
 class OverSeeds(Record):
     """A mean over the seeds of a variant, with Student's t interval."""
@@ -136,6 +139,7 @@ class AblationResult(Record):
     tool_version: str
     models: list[str]
     task: str
+    """Where cells differ in it, all of them with commas."""
     command: list[str]
     is_sanity: bool
     """Whether each cell is a sanity test."""

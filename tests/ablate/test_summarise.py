@@ -13,9 +13,10 @@ from mismatch_probe.ablate.run import resume_ablation, start_ablation
 from mismatch_probe.ablate.summarise import collapse_step, growth_step, over_seeds, publish_ablation, summarise_ablation
 from mismatch_probe.config.ablate import Ablation
 from mismatch_probe.errors import ExitCode, RunDirectoryError
-from mismatch_probe.records.ablation import AblationDirectory, AblationResult
+from mismatch_probe.records.ablation import FIRST_STEP_OF_GROWTH, AblationDirectory, AblationResult
+from mismatch_probe.records.training_run import GuardFirings
 from mismatch_probe.report.answers.ablate import ablation_answer
-from mismatch_probe.report.sections.ablation import ablation_sections
+from mismatch_probe.report.sections.ablation import ablation_sections, collapse_summary
 from mismatch_probe.report.view import Table
 from mismatch_probe.stats.intervals import Scale
 from tests.report.training.training_runs import TrainingSample, firing, training_run
@@ -125,6 +126,35 @@ def test_a_planted_collapse_is_shown_with_what_came_first(tmp_path: Path) -> Non
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert sentence in page
     assert "1 collapsed" in str(ablation_answer(result).headline)
+
+
+def _screen_text(result: AblationResult) -> str:
+    return " ".join(collapse_summary(result).split())
+
+
+def test_a_collapse_before_growth_can_be_seen_is_said_to_be_one(tmp_path: Path) -> None:
+    result = result_of(ablation_run(tmp_path / "run", all_cells()))
+    for step, is_said in ((FIRST_STEP_OF_GROWTH, True), (FIRST_STEP_OF_GROWTH + 1, False)):
+        first, *others = result.cells
+        collapsed = result.model_copy(update={"cells": [first.model_copy(update={"collapse_step": step}), *others]})
+        assert ("1 cell collapsed by step 4" in _screen_text(collapsed)) is is_said
+
+
+def test_cells_in_which_a_guard_rolled_back_are_counted_and_those_with_a_warning_are_not(tmp_path: Path) -> None:
+    result = result_of(ablation_run(tmp_path / "run", all_cells()))
+    assert _screen_text(result) == ""
+    firing = {"guard": "g", "metric": "m", "firings": 1, "first_step": 5, "last_step": 5, "sentence": "it is high"}
+    for actions, is_said in ((["warn", "rollback"], True), (["warn"], False)):
+        guard = GuardFirings(actions=actions, **firing)
+        first, *others = result.cells
+        acted = result.model_copy(update={"cells": [first.model_copy(update={"guards": [guard]}), *others]})
+        assert ("A guard rolled back in 1 of 4 cells" in _screen_text(acted)) is is_said
+
+
+def test_tasks_in_which_cells_differ_are_all_named(tmp_path: Path) -> None:
+    tasks = ["sums:terms=3", "sums:terms=8"]
+    directory = start_ablation(tmp_path / "run", Ablation.of(values(further={"task.source": tasks})))
+    assert summarise_ablation(directory).task == "sums:terms=3, sums:terms=8"
 
 
 def test_where_nothing_collapses_the_page_says_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.notation import (
     ABSENT,
     WrittenNumber,
@@ -19,6 +20,7 @@ from mismatch_probe.notation import (
 )
 from mismatch_probe.records.ablation import (
     COLLAPSED_BELOW,
+    FIRST_STEP_OF_GROWTH,
     GROWN_ABOVE,
     AblationManifest,
     AblationResult,
@@ -78,12 +80,26 @@ def collapse_sentences(result: AblationResult) -> Iterator[str]:
 
 
 def collapse_summary(result: AblationResult) -> str:
-    """Of how many collapsed cells the mismatch had grown before; nothing where none collapsed."""
+    """Of how many collapsed cells the mismatch had grown before, and in how many cells a guard rolled back; nothing
+    where none did either.
+    """
+    sentences = []
     collapses = [cell for cell in result.cells if cell.collapse_step is not None]
-    if not collapses:
-        return ""
-    before = sum(cell.lead_steps is not None and cell.lead_steps > 0 for cell in collapses)
-    return f"The mismatch had grown before the collapse in {before} of the {write_many(len(collapses), 'cell')}."
+    if collapses:
+        before = sum(cell.lead_steps is not None and cell.lead_steps > 0 for cell in collapses)
+        cells = write_many(len(collapses), "cell")
+        sentences.append(f"The mismatch had grown before the collapse in {before} of the {cells}.")
+        too_fast = sum((cell.collapse_step or 0) <= FIRST_STEP_OF_GROWTH for cell in collapses)
+        if too_fast:
+            sentences.append(
+                f"{write_many(too_fast, 'cell')} collapsed by step {FIRST_STEP_OF_GROWTH}, before which no growth can "
+                "be seen."
+            )
+    rollbacks = sum(any(ActionKind.ROLLBACK.value in guard.actions for guard in cell.guards) for cell in result.cells)
+    if rollbacks:
+        of_all = write_many(len(result.cells), "cell")
+        sentences.append(f"A guard rolled back in {rollbacks} of {of_all}: what these show is the guards' doing too.")
+    return " ".join(sentences)
 
 
 def cell_label(cell: CellResult) -> str:
@@ -158,7 +174,8 @@ def _early_warning(result: AblationResult) -> Section:
         Column("KL at the end", lambda cell: write_number(cell.kl_last)),
     ]
     sentences = list(collapse_sentences(result))
-    blocks: list[Block] = [Note(collapse_summary(result), sentences) if sentences else Note("No cell collapsed.")]
+    none = "" if sentences else "No cell collapsed."
+    blocks: list[Block] = [Note(" ".join(filter(None, [none, collapse_summary(result)])), sentences)]
     cells = [cell for cell in result.cells if cell.kl_first is not None]
     if cells:
         blocks.append(_without_empty_columns("Mismatch and collapse of each cell", cells, columns, is_stacked=True))
