@@ -130,6 +130,8 @@ class LoadedWeights:
         """Log-probs [T] in nats from the token `ends[ROW]` of a response on, NaN elsewhere: these weights go on where
         `older` left its keys and values, from the last token that `older` sampled.
         """
+        if not ends:
+            return np.full(len(self.tokens.places), np.nan)
         states_of: dict[int, torch.Tensor] = {}
         body: Any = older.model.base_model
         with self.arithmetic.active():

@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import TrainSettings
+from mismatch_probe.records.files import write_text
 from mismatch_probe.records.sequences import SampledSequence, SampleRequest
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.preparation import prepare_training
@@ -36,7 +37,10 @@ class StoppingEngine(ModelEngine):
 
 
 def quick_home(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: StartEngine = StoppingEngine) -> Path:
-    """`folder` with problems and rewards, and a quick engine wherever one is started; no token ends its responses."""
+    """`folder` with problems and rewards, and a quick engine wherever one is started; no token ends its responses.
+
+    Files appear whole, since ranks that share the folder read them while another one writes them again.
+    """
 
     @contextmanager
     def start(checkpoint: str, *_: Any, **__: Any) -> Iterator[ModelEngine]:
@@ -45,9 +49,9 @@ def quick_home(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: StartEngin
     monkeypatch.setattr("mismatch_probe.train.parts.start_engine", start)
     monkeypatch.setattr("mismatch_probe.train.parts.end_token_ids", lambda *_: frozenset())
     monkeypatch.syspath_prepend(folder)
-    (folder / "lengths_as_rewards.py").write_text(REWARDS, encoding="utf-8")
+    write_text(folder / "lengths_as_rewards.py", REWARDS)
     rows = [json.dumps({"prompt": f"{number} + {number} = "}) for number in range(8)]
-    (folder / "problems.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    write_text(folder / "problems.jsonl", "\n".join(rows))
     return folder
 
 
