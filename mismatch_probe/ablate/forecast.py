@@ -115,11 +115,13 @@ def places_for(ablation: Ablation, at_once: int, forecast: AblationForecast) -> 
 
 
 def _visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES lists, or the numbers of all that there are."""
+    """What CUDA_VISIBLE_DEVICES lists up to a -1, or the numbers of all that there are; none without a GPU."""
+    numbers = [str(number) for number in range(len(gpus()))]
     choice = os.environ.get(_VISIBLE_GPUS)
-    if choice is not None:
-        return [name for name in choice.split(",") if name.strip()]
-    return [str(number) for number in range(len(gpus()))]
+    if not numbers or choice is None:
+        return numbers
+    names = [name.strip() for name in choice.split(",") if name.strip()]
+    return names[: names.index("-1")] if "-1" in names else names
 
 
 def _num_gpus(cell: GridCell) -> int:

@@ -219,13 +219,13 @@ class LogCode(Catalogued):
     )
     MIXED_WEIGHTS = OfLog(
         "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is {before} "
-        "nats before the last change and {behind} behind it",
+        "nats before the last change and {after} after it",
         name="mixed_weights",
         level=Level.NOTE,
         variants={
             "level": Words(
                 "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is "
-                "{before} nats before the last change and {behind} behind it, which is no clear difference"
+                "{before} nats before the last change and {after} after it, which is no clear difference"
             ),
             "unmeasured": Words(
                 "the weights change within {number} of {total} responses ({share}), the first in {first}; where, or "

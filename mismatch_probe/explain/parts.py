@@ -175,7 +175,7 @@ def _kept_at(
     bench: SideBench, candidates: tuple[KnownWeights | None, ...], columns: Floats, newer: int, ends: Mapping[int, int]
 ) -> PartsFit:
     """The parts where some weights go on behind the keys and values of those before, from the token `ends[ROW]` on."""
-    column = bench.predictions.column_behind(
+    column = bench.predictions.column_with_kept_cache(
         candidates[newer - 1], candidates[newer], bench.context, ends, bench.as_declared
     )
     with_kept = columns.copy()
@@ -194,7 +194,7 @@ def _ends_of_kept(
     best: dict[int, tuple[float, int]] = {}
 
     def try_ends(ends: Mapping[int, int]) -> None:
-        column = bench.predictions.column_behind(
+        column = bench.predictions.column_with_kept_cache(
             candidates[newer - 1], candidates[newer], bench.context, ends, bench.as_declared
         )
         kept_column = np.where(np.isfinite(column), column, columns[newer])

@@ -124,7 +124,7 @@ class LoadedWeights:
                 rows.append(hidden_1SD[0, len(prompt) - 1 - num_cached :].cpu())
         self._states[context.name, rope] = torch.cat(rows)
 
-    def column_behind(
+    def column_with_kept_cache(
         self, older: "LoadedWeights", context: Context, ends: Mapping[int, int], distribution: Distribution
     ) -> Floats:
         """Log-probs [T] in nats from the token `ends[ROW]` of a response on, NaN elsewhere: these weights go on where
@@ -152,7 +152,7 @@ class LoadedWeights:
             )
             for row, length in enumerate(self.tokens.lengths.tolist())
         ]
-        key = ("behind", None)
+        key = ("kept cache", None)
         self._states[key] = torch.cat(states)
         (column,) = self.columns(Context.of(key[0], context.prompts), None, [distribution])
         del self._states[key]

@@ -93,7 +93,7 @@ class Predictions:
                     (key, distribution): column for distribution, column in zip(missing, columns, strict=True)
                 }
 
-    def column_behind(
+    def column_with_kept_cache(
         self,
         older: KnownWeights | None,
         newer: KnownWeights | None,
@@ -110,7 +110,7 @@ class Predictions:
                 models = [stack.enter_context(self._open(each)) for each in (older, newer)]
             else:
                 models = [self._load(each) for each in (older, newer)]
-            return models[1].column_behind(models[0], context, ends, distribution)
+            return models[1].column_with_kept_cache(models[0], context, ends, distribution)
 
     def _fill_cache(self, weights_in_use: LoadedWeights, setup: Setup) -> None:
         """Compute the states behind prompts that other weights have computed, where the setup has some."""

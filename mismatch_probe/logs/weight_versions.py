@@ -97,7 +97,7 @@ _CLEAR_ERRORS: Final = 4.0
 @dataclass
 class VersionChecks:
     """Add every response, then ask: how many have several versions, and how far the level of log(pi / mu) lies apart
-    before and behind the last recorded change.
+    before and after the last recorded change.
     """
 
     num_responses: int = 0
@@ -105,7 +105,7 @@ class VersionChecks:
     num_mixed: int = 0
     first: str = ""
     _levels: list[tuple[float, float]] = field(default_factory=list)
-    """Mean squares of d before and behind the change, of each response that has both."""
+    """Mean squares of d before and after the change, of each response that has both."""
 
     def add(self, response: LoggedResponse) -> None:
         self.num_responses += 1
@@ -134,7 +134,7 @@ class VersionChecks:
             num_recorded=self.num_recorded,
             num_mixed=self.num_mixed,
             rms_before=before,
-            rms_behind=after,
+            rms_after=after,
             is_level_changed=self._is_changed(before, after),
         )
 
@@ -161,9 +161,9 @@ class VersionChecks:
         reading = self.reading()
         if reading is None or not reading.num_mixed:
             return
-        evidence = {"responses": reading.num_mixed, "rms_before": reading.rms_before, "rms_behind": reading.rms_behind}
+        evidence = {"responses": reading.num_mixed, "rms_before": reading.rms_before, "rms_after": reading.rms_after}
         share = write_share(reading.num_mixed, reading.num_responses)
-        before, after = reading.rms_before, reading.rms_behind
+        before, after = reading.rms_before, reading.rms_after
         variant = "unmeasured" if before is None or after is None else "" if reading.is_level_changed else "level"
         yield LogFinding.of(
             LogCode.MIXED_WEIGHTS,
@@ -174,5 +174,5 @@ class VersionChecks:
             share=share,
             first=self.first,
             before="" if before is None else write_number(before),
-            behind="" if after is None else write_number(after),
+            after="" if after is None else write_number(after),
         )

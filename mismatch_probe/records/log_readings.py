@@ -101,7 +101,7 @@ class VersionReading(Entry):
     """Of these, that name several."""
     rms_before: float | None = None
     """Of log(pi / mu) before the last change, over responses with both sides there, in nats."""
-    rms_behind: float | None = None
+    rms_after: float | None = None
     is_level_changed: bool = False
     """The two differ beyond doubt, by a half at least."""
 

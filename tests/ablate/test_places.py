@@ -30,7 +30,8 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_cells_run_side_by_side_while_they_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(forecast, "gpus", list)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert places_for(ablation(), 3, forecast_of(10, 30)) == [{}, {}, {}]
     with pytest.raises(UsageError, match="give --at-once 2, or lower --max-new-tokens"):
         places_for(ablation(), 3, forecast_of(10, 29))
@@ -58,3 +59,9 @@ def test_gpus_that_the_environment_hides_are_not_used(monkeypatch: pytest.Monkey
     assert places == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "1"}]
     with pytest.raises(UsageError, match="2 can be used; give --at-once 2"):
         places_for(ablation(), 3, forecast_of(10, 11))
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_no_gpu_is_used_where_the_environment_hides_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert places_for(ablation(), 2, forecast_of(10, 20)) == [{}, {}]

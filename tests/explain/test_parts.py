@@ -130,9 +130,7 @@ def test_clean_logs_accuse_nobody_one_version_or_a_change_that_is_only_recorded(
         assert (explanation.parts.num_mixed, explanation.parts.num_misfits) == (0, 0)
 
 
-def behind_kept_cache(
-    older: Path, newer: Path, sequences: list[TokenSequence], cuts: Sequence[int]
-) -> list[FloatArray]:
+def with_kept_cache(older: Path, newer: Path, sequences: list[TokenSequence], cuts: Sequence[int]) -> list[FloatArray]:
     """The newer weights go on where the older ones left keys and values of the context, as an engine that drops
     nothing.
     """
@@ -162,7 +160,7 @@ def test_keys_and_values_that_are_kept_across_the_change_are_named(tmp_path: Pat
     sequences, cuts = zip(*((each, cut) for each, cut in zip(sequences, cuts, strict=True) if cut), strict=True)
     log = logged(
         list(sequences),
-        mu=behind_kept_cache(older, DEMO, list(sequences), cuts),
+        mu=with_kept_cache(older, DEMO, list(sequences), cuts),
         pi=scored(DEMO, list(sequences)),
         weight_version="8",
     )

@@ -54,9 +54,9 @@ def test_what_is_no_such_shape_is_refused_with_its_place(wrong: Any) -> None:
         spans_of(wrong)
 
 
-def response(spans: Any, before: float, behind: float, seed: int) -> LoggedResponse:
+def response(spans: Any, before: float, after: float, seed: int) -> LoggedResponse:
     random = np.random.default_rng(seed)
-    sizes = np.repeat([before, behind], [12, 18]) * random.standard_normal(30)
+    sizes = np.repeat([before, after], [12, 18]) * random.standard_normal(30)
     log_mu = -random.uniform(0.5, 2, 30)
     return LoggedResponse(
         where=f"line {seed}",

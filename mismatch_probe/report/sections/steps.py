@@ -282,10 +282,10 @@ def _versions(versions: VersionReading) -> Table:
             f"{write_count(versions.num_mixed)} ({write_share(versions.num_mixed, versions.num_recorded)})",
         ],
     ]
-    if versions.rms_before is not None and versions.rms_behind is not None:
+    if versions.rms_before is not None and versions.rms_after is not None:
         rows += [
             ["rms d before the last change, nats", write_number(versions.rms_before)],
-            ["rms d behind it, nats", write_number(versions.rms_behind)],
+            ["rms d after it, nats", write_number(versions.rms_after)],
         ]
     return Table("Weights within responses, as recorded", ["", "number"], rows)
 
