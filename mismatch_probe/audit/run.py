@@ -11,15 +11,24 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.audit.asking import ServedResponses, ask_server, load_questions
-from mismatch_probe.audit.findings import AuditFindings, Changed, CheckpointView, ServedSample
-from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, law_p_value, other_laws
-from mismatch_probe.audit.noise import step_seeds
+from mismatch_probe.audit.judging import (
+    AuditFindings,
+    Changed,
+    CheckpointView,
+    ServedSample,
+    best_law,
+    fit_temperature,
+    is_refuted,
+    law_p_value,
+    other_laws,
+)
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
     draw,
     foretell,
     logged_tokens,
     pair_differences,
+    step_seeds,
     with_rounded_weights,
 )
 from mismatch_probe.audit.verdict import judge

@@ -6,11 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.audit.findings import AuditFindings, CheckpointView
 from mismatch_probe.audit.judging import (
     AS_SAID,
     CHANCE,
     TOLERATED,
+    AuditFindings,
+    CheckpointView,
     ForetoldBy,
     best_law,
     cannot_tell,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from mismatch_probe.config.nested import differences
+from mismatch_probe.config.load import differences
 from mismatch_probe.errors import RunDirectoryError, TrainingStopped
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import StepFirings

@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.audit.noise import gumbel_noise
-from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, round_weight
+from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.audit import Audit
 from mismatch_probe.records.findings import Findings
