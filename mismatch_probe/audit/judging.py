@@ -16,7 +16,7 @@ from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
 from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
-from mismatch_probe.records.audit import Agreement, AuditCandidate, CandidateKind, LawFit
+from mismatch_probe.records.examinations import Agreement, AuditCandidate, CandidateKind, LawFit
 from mismatch_probe.stats.agreement import (
     LawTest,
     NoiseFit,

@@ -40,7 +40,7 @@ from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.audit import Audit, AuditedResponses
+from mismatch_probe.records.examinations import Audit, AuditedResponses
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.tasks import resolve_model

@@ -31,7 +31,7 @@ from mismatch_probe.audit.scoring import Drawn
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.notation import join_names, write_many, write_number
-from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
+from mismatch_probe.records.examinations import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
 
 

@@ -16,7 +16,7 @@ from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 if TYPE_CHECKING:
     from mismatch_probe.cli.filing import Filing
     from mismatch_probe.config.comparison import CompareSettings
-    from mismatch_probe.records.headroom import Headroom
+    from mismatch_probe.records.examinations import Headroom
 
 
 _LOOK: Final = {

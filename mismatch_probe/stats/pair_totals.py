@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from mismatch_probe.stats.intervals import correlation, squared_variation
-from mismatch_probe.stats.length import LOG_BOUND, relative_excess
 from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, weight_excess
+from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, TokenPair
 from mismatch_probe.stats.totals import AddableTotals
 

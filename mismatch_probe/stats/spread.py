@@ -13,7 +13,7 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale
-from mismatch_probe.stats.length import Mixture, relative_rates
+from mismatch_probe.stats.mixture import Mixture, relative_rates
 from mismatch_probe.stats.results import Estimate, FittedEss
 from mismatch_probe.stats.sequences import Floats, Ints
 

@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from mismatch_probe.stats.length import Mixture, length_law, relative_rates
+from mismatch_probe.stats.length import length_law
+from mismatch_probe.stats.mixture import Mixture, relative_rates
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
 
 PER_TOKEN = 0.03
