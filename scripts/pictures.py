@@ -72,7 +72,7 @@ PICTURES = (
 
 
 def texts_of_code(gap: str = "") -> set[str]:
-    """Every text that stands whole in the code of pages; with a gap also those that code completes, it in each place."""
+    """Every text that stands whole in the code of pages; with a gap also those that code fills in, it at each place."""
     texts = set()
     for path in (ROOT / "mismatch_probe" / "report").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
