@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mismatch_probe import __version__
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.config.nested import differences
+from mismatch_probe.config.load import differences
 from mismatch_probe.difference.samples import (
     Meeting,
     Sample,
