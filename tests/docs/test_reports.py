@@ -57,8 +57,8 @@ def sentences_of_code() -> tuple[frozenset[str], re.Pattern[str]]:
 
 def stale_sentences(page: str) -> list[str]:
     """What the present code says nowhere."""
-    whole, gapped = sentences_of_code()
-    return [each for each in sentences_of_page(page) if each not in whole and not gapped.fullmatch(each)]
+    full, gapped = sentences_of_code()
+    return [each for each in sentences_of_page(page) if each not in full and not gapped.fullmatch(each)]
 
 
 @pytest.mark.slow
