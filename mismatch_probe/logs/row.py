@@ -212,7 +212,7 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
                     return
                 yield Row(f"line {number} of {path}", columns)
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         where = f"line {number} of {path}" if number else f"the log {path}"
         raise UsageError(f"{where} cannot be read ({error}); fix or remove it") from error
@@ -248,7 +248,7 @@ def read_object(path: Path) -> Row:
                 raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
             return Row(str(path), as_object(parse_line(content)))
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         raise UsageError(f"the log {path} cannot be read ({error}); fix or remove it") from error
 

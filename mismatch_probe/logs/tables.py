@@ -229,7 +229,7 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
                 for number, cells in enumerate(zip(*values, strict=True)):
                     yield Row(f"row {number} of {path}", dict(zip(present, cells, strict=True)))
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         raise UsageError(f"the log {path} cannot be read: {error}") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

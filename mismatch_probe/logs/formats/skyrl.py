@@ -43,7 +43,7 @@ def _skyrl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         with open_file(path) as file:
             batch, num_padding_rows, trajectories = _batch(load(file.read(), NAMES))
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         raise refusal(path, error) from error
     if num_padding_rows:
