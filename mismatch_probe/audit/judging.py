@@ -3,16 +3,20 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
+from mismatch_probe.audit.asking import ServedResponses
 from mismatch_probe.audit.scoring import Drawn, Foretold, num_departures
+from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
+from mismatch_probe.explain.hypotheses import Context
+from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
-from mismatch_probe.records.audit import Agreement, AuditCandidate, CandidateKind, LawFit
+from mismatch_probe.records.examinations import Agreement, AuditCandidate, CandidateKind, LawFit
 from mismatch_probe.stats.agreement import (
     LawTest,
     NoiseFit,
@@ -240,3 +244,61 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
 def _two_digits(count: int) -> int:
     digits = max(0, len(str(count)) - 2)
     return round(count, -digits)
+
+
+@dataclass(frozen=True)
+class ServedSample:
+    """The tokens, and how they are said to be sampled."""
+
+    tokens: LoggedTokens
+    context: Context
+    clusters: Ints
+    """The prompt of each token [T]."""
+    estimator: Estimator
+    law: Distribution | None
+    """None of greedy decoding."""
+    seeds: list[int] | None
+    """Of each token's noise; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """What the checkpoint in FP32 says."""
+
+    claim: Foretold | None
+    """None where no token is named."""
+    laws: list[Distribution]
+    """That as said, then others; of greedy tokens the one law that they may have been sampled from."""
+    draws: Drawn | None
+    """Under these laws; None of greedy tokens that show no sampling."""
+    temperature: TemperatureFit
+    fitted: Foretold | None = None
+    """By the law that is likeliest, where tokens are foretold and that law refutes what is said."""
+    fitted_p_value: float | None = None
+    """That the tokens were drawn from that law; None where no law refutes what is said."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The checkpoint with weights of fewer bits, or with other prompts."""
+
+    kind: Literal["weights", "prompt"]
+    what: str
+    foretold: Foretold | None
+    draws: Drawn | None
+    """Under the law as said."""
+
+
+@dataclass(frozen=True)
+class AuditFindings:
+    """Everything that an answer rests on."""
+
+    settings: AuditSettings
+    sample: ServedSample
+    look: CheckpointView
+    in_dtype: Foretold | None
+    """The tokens that the checkpoint's own computation in the claimed dtype names."""
+    differences: Floats | None
+    """Between the scaled logits of the best two tokens in that dtype [T]."""
+    changed: list[Changed]
+    responses: ServedResponses

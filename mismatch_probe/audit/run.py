@@ -11,15 +11,24 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.audit.asking import ServedResponses, ask_server, load_questions
-from mismatch_probe.audit.findings import AuditFindings, Changed, CheckpointView, ServedSample
-from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, law_p_value, other_laws
-from mismatch_probe.audit.noise import step_seeds
+from mismatch_probe.audit.judging import (
+    AuditFindings,
+    Changed,
+    CheckpointView,
+    ServedSample,
+    best_law,
+    fit_temperature,
+    is_refuted,
+    law_p_value,
+    other_laws,
+)
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
     draw,
     foretell,
     logged_tokens,
     pair_differences,
+    step_seeds,
     with_rounded_weights,
 )
 from mismatch_probe.audit.verdict import judge
@@ -31,7 +40,7 @@ from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.audit import Audit, AuditedResponses
+from mismatch_probe.records.examinations import Audit, AuditedResponses
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.tasks import resolve_model

@@ -6,11 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.audit.findings import AuditFindings, CheckpointView
 from mismatch_probe.audit.judging import (
     AS_SAID,
     CHANCE,
     TOLERATED,
+    AuditFindings,
+    CheckpointView,
     ForetoldBy,
     best_law,
     cannot_tell,
@@ -30,7 +31,7 @@ from mismatch_probe.audit.scoring import Drawn
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.notation import join_names, write_many, write_number
-from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
+from mismatch_probe.records.examinations import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
 
 

@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.audit.noise import gumbel_noise
-from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, round_weight
+from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.examinations import Audit
 from mismatch_probe.records.findings import Findings
 from tests.command_line import probe
 from tests.ports import free_port

@@ -1,7 +1,7 @@
 """`audit`: whether a server's tokens are those of the checkpoint that it is said to serve."""
 
 from mismatch_probe.notation import ABSENT, WrittenNumber, write_count, write_estimate, write_many, write_number
-from mismatch_probe.records.audit import Audit, AuditCandidate
+from mismatch_probe.records.examinations import Audit, AuditCandidate
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Column, Lines, Note, Section, Table, Tile
 
