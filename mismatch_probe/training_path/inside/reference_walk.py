@@ -132,14 +132,14 @@ class ReferenceWalk:
         own_targets: dict[str, OwnTarget] = {}
         parts = self._parts_inside(visit)
         norm_weights_C = self._weights_of_norm(visit)
-        recorded = {side: self._read_place(side, visit) for side in self._sides}
+        records = {side: self._read_place(side, visit) for side in self._sides}
         place = visit.layer, visit.place
         new_T = self._first_T
-        for side, side_tensors in recorded.items():
+        for side, side_tensors in records.items():
             if side_tensors is None:
                 return
             new_T = new_T & self._are_new(place, side, [*side_tensors[0], side_tensors[1]])
-        for side, side_tensors in recorded.items():
+        for side, side_tensors in records.items():
             assert side_tensors is not None
             inputs, output, router_logits = side_tensors
             padded_inputs = [

@@ -16,21 +16,21 @@ class RowsSeen:
     """Remembers the rows of one place by a hash of 64 bits each: equal rows have equal ones."""
 
     def __init__(self) -> None:
-        self._seen = np.empty(0, dtype=np.int64)
+        self._hashes = np.empty(0, dtype=np.int64)
 
     def are_new(self, tensors: Sequence[Tensor]) -> Tensor:
         """Whether a row is the first of its kind [T]; `tensors` [T, ...] have the same rows."""
         hashes = np.zeros(len(tensors[0]), dtype=np.int64)
         for number, tensor in enumerate(tensors):
-            hashes += _hashes(tensor.flatten(start_dim=1), seed=number)
+            hashes += _hash_rows(tensor.flatten(start_dim=1), seed=number)
         is_new = np.zeros(len(hashes), dtype=np.bool_)
         distinct, first_rows = np.unique(hashes, return_index=True)
-        is_new[first_rows] = ~np.isin(distinct, self._seen)
-        self._seen = np.concatenate([self._seen, hashes[is_new]])
+        is_new[first_rows] = ~np.isin(distinct, self._hashes)
+        self._hashes = np.concatenate([self._hashes, hashes[is_new]])
         return torch.from_numpy(is_new)
 
 
-def _hashes(rows_TC: Tensor, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _hash_rows(rows_TC: Tensor, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Each row's bits times random odd integers, added modulo 2^64 (multilinear hashing; Lemire and Kaser, 2014)."""
     generator = torch.Generator().manual_seed(seed)
     bits_TC = rows_TC.contiguous().view(_INTEGERS[rows_TC.element_size()]).cpu()
