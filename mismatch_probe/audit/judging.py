@@ -143,7 +143,7 @@ def _test_of_first(draws: Drawn, seed: int) -> LawTest:
 
 
 def law_words(law: Distribution, claim: Distribution) -> str:
-    """How a law differs from what is said."""
+    """How a law differs from what is declared."""
     words = []
     if law.temperature != claim.temperature:
         words.append(f"temperature {law.temperature or 1.0:.3g}")
@@ -185,7 +185,7 @@ def best_law(laws: Sequence[Distribution], draws: Drawn) -> tuple[int, float]:
 
 
 def is_refuted(evidence: float, num_laws: int) -> bool:
-    """Whether the evidence for the best of so many laws refutes what is said."""
+    """Whether the evidence for the best of so many laws refutes what is declared."""
     return evidence > math.log(num_laws / CHANCE)
 
 
@@ -277,9 +277,9 @@ class CheckpointView:
     """Under these laws; None of greedy tokens that show no sampling."""
     temperature: TemperatureFit
     fitted: Prediction | None = None
-    """By the law that is likeliest, where tokens are predicted and that law refutes what is said."""
+    """By the law that is likeliest, where tokens are predicted and that law refutes what is declared."""
     fitted_p_value: float | None = None
-    """That the tokens were drawn from that law; None where no law refutes what is said."""
+    """That the tokens were drawn from that law; None where no law refutes what is declared."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ _NOT_OF_SERVERS: Final = ("left padding", "positions", "packing")
 _LEAST_DIFFERING: Final = 0.002
 """Share of greedy tokens that differ, from which they may be sampled."""
 _LEAST_TEMPERATURE: Final = 0.3
-"""A lower one is not told from rounding by the tokens' likelihood."""
+"""A lower one cannot be distinguished from rounding by the tokens' likelihood."""
 
 
 @dataclass

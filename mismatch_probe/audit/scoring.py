@@ -237,7 +237,7 @@ def _draw_chunk(
 
 
 def num_departures(law: Distribution, claim: Distribution) -> int:
-    """How many settings are others than is said."""
+    """How many settings are others than declared."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return sum(getattr(law, name) != getattr(claim, name) for name in names)
 

@@ -203,7 +203,7 @@ def _verdict(
         return AuditVerdict(
             kind="bug",
             cause=cause.what,
-            sentence=f"Not as declared: the tokens fit {cause.what}, and not what the server is said to do.",
+            sentence=f"Not as declared: the tokens fit {cause.what}, and not the declared setting.",
             evidence=evidence,
             advice=[_ADVICE[cause.kind]],
         )
@@ -272,14 +272,14 @@ _ADVICE: Final = {
 }
 _UNKNOWN: Final = (
     "Give the same audit another checkpoint that may be served, or have the server say its weights, its dtype and its "
-    "prompt template; a server with log-probs is told more of by `mismatch-probe compare --infer NAME:url=...`."
+    "prompt template; a server with log-probs is examined better by `mismatch-probe compare --infer NAME:url=...`."
 )
 
 
 def _cause_of(
     findings: AuditFindings, claim: JudgedPrediction | None, candidates: Sequence[AuditCandidate]
 ) -> AuditCandidate | None:
-    """What fits in place of what is said; of several the likeliest."""
+    """What fits in place of what is declared; of several the likeliest."""
     if findings.responses.other_prompts:
         ours, its = findings.responses.other_prompts[0]
         what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
@@ -335,7 +335,7 @@ def _evidence(
     fitting = [each for each in candidates[1:] if each.fits and each.log_evidence is not None]
     best = max(fitting, key=lambda each: each.log_evidence or 0.0, default=None)
     if best is not None:
-        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as what the server is said to do")
+        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as the declared setting")
     return lines
 
 

@@ -322,7 +322,7 @@ class AuditCandidate(Record):
     """The log of its likelihood over that as declared, in nats; None where no probabilities were computed."""
     fits: bool = False
     tokens_needed: int | None = None
-    """How many tokens tell it from what is said, on these prompts; None where no number would do."""
+    """How many tokens tell it from what is declared, on these prompts; None where no number would do."""
 
 
 class AuditVerdict(Record):
@@ -357,7 +357,7 @@ class Audit(Record):
 
     @property
     def exit_code(self) -> ExitCode:
-        """What `audit` ends with: 1 where the server is another than is said, 3 where the tokens do not tell."""
+        """What `audit` ends with: 1 where the server is another than declared, 3 where the tokens do not tell."""
         return {"clean": ExitCode.PASS, "bug": ExitCode.GATE_FAILED, "undecided": ExitCode.INCONCLUSIVE}[
             self.verdict.kind
         ]
