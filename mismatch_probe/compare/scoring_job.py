@@ -130,14 +130,14 @@ class _ScoringStages:
 
     def _agreement(self, stage: TrainingStage, scorer: Scorer | RanksScorer) -> dict[str, Any]:
         """The setting that says whether a reference agrees with itself, measured on two responses before it scores."""
-        side, recorded = stage.side, self._manifest.stages[stage.name].effective_settings
+        side, earlier_settings = stage.side, self._manifest.stages[stage.name].effective_settings
         if not isinstance(stage, ScoreStage) or side.role != "ref" or side.rounded_to is not None:
             return {}
-        if AGREEMENT in recorded:
-            return {AGREEMENT: recorded[AGREEMENT]}
+        if AGREEMENT in earlier_settings:
+            return {AGREEMENT: earlier_settings[AGREEMENT]}
         sequences = list(chain.from_iterable(self._by_sampler[name] for name in stage.samplers))
-        chosen = [sequences[row] for row in repeated_rows(sequences, _RESPONSES_OF_AGREEMENT)]
-        return {AGREEMENT: scorer.agreement_with_itself(chosen)}
+        rows = repeated_rows(sequences, _RESPONSES_OF_AGREEMENT)
+        return {AGREEMENT: scorer.agreement_with_itself([sequences[row] for row in rows])}
 
     def _load_model(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None

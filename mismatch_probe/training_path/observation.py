@@ -83,7 +83,7 @@ class ProductFormats(TorchDispatchMode):
         super().__init__()
         self.multiplications: Counter[str] = Counter()
         self.grouped: Counter[str] = Counter()
-        self._batched: Counter[str] = Counter()
+        self._without_weights: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -96,7 +96,7 @@ class ProductFormats(TorchDispatchMode):
             if func is _GROUPED:
                 self.grouped.update(count)
             if func is aten.bmm.default:
-                self._batched.update(count)
+                self._without_weights.update(count)
         return result
 
     @property
@@ -110,7 +110,7 @@ class ProductFormats(TorchDispatchMode):
         return self._most_common(self.multiplications - self.grouped)
 
     def _most_common(self, multiplications: Counter[str]) -> str:
-        with_weights = multiplications - self._batched
+        with_weights = multiplications - self._without_weights
         return (with_weights or multiplications).most_common(1)[0][0]
 
     @property
@@ -246,44 +246,44 @@ def agreement_with_itself(model: PreTrainedModel, sequences: Sequence[Sequence[i
     one by one behind a cache of the tokens before (`cached_nats`): median abs differences in nats, of which
     `num_tokens` decide. Where the model cannot be run with a cache, `cached_nats` is None and `why_not_cached` says so.
     """
-    shorter, cached, why = [], [], None
+    of_shorter, of_cached, why = [], [], None
     for sequence in sequences:
         ids_1S = torch.tensor([sequence[:_AGREEMENT_TOKENS]], device=model.device)
-        judged = min(_JUDGED_TOKENS, ids_1S.shape[1] // 2)
-        if not judged:
+        num_last = min(_JUDGED_TOKENS, (ids_1S.shape[1] - 1) // 2)
+        if num_last < 1:
             continue
-        targets_J = ids_1S[0, -judged:]
-        whole_J = _log_probs_of(model(input_ids=ids_1S, use_cache=False).logits[0, -judged - 1 : -1], targets_J)
-        shorter_J = _log_probs_of(model(input_ids=ids_1S[:, :-1], use_cache=False).logits[0, -judged:], targets_J)
-        shorter.append((whole_J - shorter_J).abs())
+        targets_J = ids_1S[0, -num_last:]
+        whole_J = _log_probs_of(model(input_ids=ids_1S, use_cache=False).logits[0, -num_last - 1 : -1], targets_J)
+        shorter_J = _log_probs_of(model(input_ids=ids_1S[:, :-1], use_cache=False).logits[0, -num_last:], targets_J)
+        of_shorter.append((whole_J - shorter_J).abs())
         try:
-            cached_J = _log_probs_of(_logits_behind_cache(model, ids_1S[:, :-1], judged), targets_J)
+            cached_J = _log_probs_of(_logits_behind_cache(model, ids_1S[:, :-1], num_last), targets_J)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {message_of(error)}"
         else:
-            cached.append((whole_J - cached_J).abs())
-    if not shorter:
+            of_cached.append((whole_J - cached_J).abs())
+    if not of_shorter:
         return None
     return {
-        "num_tokens": sum(differences.numel() for differences in shorter),
-        "shorter_nats": float(torch.cat(shorter).median()),
-        "cached_nats": float(torch.cat(cached).median()) if cached else None,
-        "why_not_cached": None if cached else why,
+        "num_tokens": sum(differences.numel() for differences in of_shorter),
+        "shorter_nats": float(torch.cat(of_shorter).median()),
+        "cached_nats": float(torch.cat(of_cached).median()) if of_cached else None,
+        "why_not_cached": None if of_cached else why,
     }
 
 
-def _logits_behind_cache(model: PreTrainedModel, ids_1S: torch.Tensor, judged: int) -> torch.Tensor:
+def _logits_behind_cache(model: PreTrainedModel, ids_1S: torch.Tensor, num_last: int) -> torch.Tensor:
     """Logits [J, V] at the last places, each computed alone behind the cache of the tokens before it.
 
     Raises:
         ValueError: the model returns no cache.
     """
-    outputs = model(input_ids=ids_1S[:, :-judged], use_cache=True)
+    outputs = model(input_ids=ids_1S[:, :-num_last], use_cache=True)
     name = next((name for name in _CACHES if getattr(outputs, name, None) is not None), None)
     if name is None:
         raise ValueError("the model returns no cache")
     logits = []
-    for place in range(ids_1S.shape[1] - judged, ids_1S.shape[1]):
+    for place in range(ids_1S.shape[1] - num_last, ids_1S.shape[1]):
         outputs = model(input_ids=ids_1S[:, place : place + 1], use_cache=True, **{name: getattr(outputs, name)})
         logits.append(outputs.logits[0])
     return torch.cat(logits)

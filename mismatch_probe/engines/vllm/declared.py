@@ -184,9 +184,8 @@ _CONVOLUTION: Final = 1.5
 
 def _state_bytes(config: Any) -> int:
     """The recurrent state of a layer and a sequence in FP32; 0 for a model of attention alone."""
-    sizes = [[getattr(config, name, None) for name in names] for names in _STATES]
-    whole = [prod(size) for size in sizes if all(isinstance(number, int) for number in size)]
-    return int(_CONVOLUTION * 4 * max(whole, default=0))
+    sizes = ([getattr(config, name, None) or 0 for name in names] for names in _STATES)
+    return int(_CONVOLUTION * 4 * max(prod(map(int, size)) for size in sizes))
 
 
 def vllm_configs(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:
