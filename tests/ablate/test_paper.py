@@ -38,19 +38,19 @@ def test_a_step_that_one_run_lacks_differs(tmp_path: Path) -> None:
 
 
 def _paper(root: Path) -> tuple[list[str], str]:
-    """The grids that the script runs in this copy of the repository, whose commands only write what they were asked."""
+    """The grids that the script runs in this copy of the repository, whose commands only write how they were called."""
     (root / "scripts").mkdir(parents=True, exist_ok=True)
     (root / "reports" / "paper").mkdir(parents=True, exist_ok=True)
     script = root / "scripts" / "paper.sh"
     script.write_bytes((ROOT / "scripts" / "paper.sh").read_bytes())
     bin_folder = root / "venv" / "bin"
     bin_folder.mkdir(parents=True, exist_ok=True)
-    asked = root / "asked"
-    asked.unlink(missing_ok=True)
+    calls = root / "calls"
+    calls.unlink(missing_ok=True)
     for name in ("python", "mismatch-probe"):
         command = bin_folder / name
         command.write_text(
-            f'#!/bin/sh\necho "{name} $*" >> {asked}\n'
+            f'#!/bin/sh\necho "{name} $*" >> {calls}\n'
             'if [ "$1" = ablate ]; then mkdir -p "$5" && touch "$5/ablation.json" "$5/manifest.json"; fi\n',
             encoding="utf-8",
         )
@@ -58,7 +58,7 @@ def _paper(root: Path) -> tuple[list[str], str]:
     ended = subprocess.run(
         ["bash", script, root / "out", root / "venv"], capture_output=True, text=True, check=True, env=os.environ
     )
-    return asked.read_text(encoding="utf-8").splitlines(), ended.stdout
+    return calls.read_text(encoding="utf-8").splitlines(), ended.stdout
 
 
 def test_the_script_runs_every_grid_that_has_a_file_and_the_second_time_resumes_each(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_the_script_runs_every_grid_that_has_a_file_and_the_second_time_resumes_
 
 
 def test_without_the_real_checkpoint_the_script_leaves_its_grid_out_and_says_so(tmp_path: Path) -> None:
-    asked, printed = _paper(tmp_path)
-    assert not any("smollm2" in line for line in asked)
+    calls, printed = _paper(tmp_path)
+    assert not any("smollm2" in line for line in calls)
     assert "build/real/smollm2 holds no checkpoint" in printed
 
 
