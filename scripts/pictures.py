@@ -106,6 +106,7 @@ def main(runs: Mapping[str, Path]) -> None:
         with browser_tab() as tab:
             tab.open(run / "report.html", _WIDTH)
             tab.draw_all()
+            tab.run("document.querySelectorAll('.modebar').forEach((buttons) => (buttons.style.display = 'none'))")
             for picture in PICTURES:
                 if picture.run == name:
                     path, words[picture.name] = take(tab, picture, folder)
