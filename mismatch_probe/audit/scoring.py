@@ -51,7 +51,7 @@ def _mix(words: _Words) -> _Words:
 
 
 _MIXED: Final = 1e-3
-"""Of an alternative law, the share that is as said: rounding moves a token over the edge of a cut."""
+"""Of an alternative law, the share that is as declared: rounding moves a token over the edge of a cut."""
 _MOST_FOR_KL: Final = 512
 """Tokens over which the KL of an alternative law is averaged."""
 
@@ -82,7 +82,7 @@ def logged_tokens(sequences: Sequence[TokenSequence], groups: Sequence[int]) -> 
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Prediction:
     """The tokens that a model names, each [T]; scores and distances in nats."""
 
     best_ids: Ints
@@ -99,9 +99,9 @@ class Foretold:
         return self.gaps > 0
 
 
-def foretell(
+def predict(
     weights: LoadedWeights, context: Context, law: Distribution | None, step_seeds: Sequence[int] | None
-) -> Foretold:
+) -> Prediction:
     """The token that has the largest score at each position: the largest logit of greedy decoding (`law` is None), or
     the largest sum of log-prob and the noise of that step's seed among the tokens that the law keeps.
     """
@@ -128,15 +128,17 @@ def foretell(
                 (pair[:, 0] - pair[:, 1]).cpu().numpy(),
             )
         )
-    return Foretold(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return Prediction(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def pair_differences(weights: LoadedWeights, context: Context, foretold: Foretold, law: Distribution | None) -> Floats:
-    """Between the scaled logits of the two tokens that `foretold` has as best and second, by these weights [T]."""
-    values = np.empty(len(foretold.best_ids))
+def pair_differences(
+    weights: LoadedWeights, context: Context, prediction: Prediction, law: Distribution | None
+) -> Floats:
+    """Between the scaled logits of the two tokens that `prediction` has as best and second, by these weights [T]."""
+    values = np.empty(len(prediction.best_ids))
     for chunk, logits_TV, _ in weights.logits(context, None):
         scaled_TV = logits_TV.double() / (1.0 if law is None else law.temperature or 1.0)
-        ids_T2 = torch.from_numpy(np.stack([foretold.best_ids[chunk], foretold.second_ids[chunk]], axis=1))
+        ids_T2 = torch.from_numpy(np.stack([prediction.best_ids[chunk], prediction.second_ids[chunk]], axis=1))
         pair = scaled_TV.gather(-1, ids_T2.long().to(scaled_TV.device))
         values[chunk] = (pair[:, 0] - pair[:, 1]).cpu().numpy()
     return values
@@ -151,7 +153,7 @@ def _is_kept(scaled_TV: torch.Tensor, law: Distribution) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Served tokens under the laws that they may have been drawn from, the first of which is as said; nats."""
+    """Served tokens under the laws that they may have been drawn from, the first of which is as declared; nats."""
 
     log_probs: Floats
     """[K, T], of each law with a little of the first one mixed in."""
@@ -235,7 +237,7 @@ def _draw_chunk(
 
 
 def num_departures(law: Distribution, claim: Distribution) -> int:
-    """How many settings are others than is said."""
+    """How many settings are others than declared."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return sum(getattr(law, name) != getattr(claim, name) for name in names)
 

@@ -233,7 +233,7 @@ _SAMPLING: Final = {
     "top_k": Flag("sampling.top_k", "Top-k to ask for; 0 is none.", int, default="0"),
     "noise": Flag(
         "sampling.noise",
-        "Random numbers that a seed stands for: vllm-cpu foretells each token; `unknown` does not.",
+        "Random numbers that a seed stands for: vllm-cpu predicts each token; `unknown` does not.",
         default="unknown",
     ),
     "ignore_eos": Flag("sampling.ignore_eos", "Go on behind the end of sequence.", bool),
@@ -271,7 +271,7 @@ def audit(
 ) -> ExitCode:
     """Say whether a server that gives no log-probs is what it is said to be, by the tokens that it samples.
 
-    Ends with 0 where the tokens are as said, with 1 where they are not, and with 3 where they do not tell.
+    Ends with 0 where the tokens are as declared, with 1 where they are not, and with 3 where they do not tell.
     """
     from mismatch_probe.audit.run import audit_server
     from mismatch_probe.cli.filing import Filing

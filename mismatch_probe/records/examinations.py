@@ -233,9 +233,9 @@ class Headroom(Record):
         return ExitCode.GATE_FAILED if self.verdict.code == HeadroomCode.DOES_NOT_FIT else ExitCode.PASS
 
 
-AuditMode = Literal["greedy", "foretold", "sampled"]
-"""foretold: sampled with noise that is known, so that the checkpoint names each token."""
-CandidateKind = Literal["as said", "sampling", "weights", "arithmetic", "prompt"]
+AuditMode = Literal["greedy", "predicted", "sampled"]
+"""predicted: sampled with noise that is known, so that the checkpoint names each token."""
+CandidateKind = Literal["as declared", "sampling", "weights", "arithmetic", "prompt"]
 AuditKind = Literal["clean", "bug", "undecided"]
 
 
@@ -285,7 +285,7 @@ class LawFit(Record):
     """Tokens against the probabilities that the checkpoint gives them, without knowing the noise."""
 
     p_value: float
-    """That the tokens were drawn as said."""
+    """That the tokens were drawn as declared."""
     surprise_nats: float
     """Mean of -log p less the entropy: positive where the tokens are less likely than drawn ones would be."""
     surprise_score: float
@@ -312,17 +312,17 @@ class AuditCandidate(Record):
     kind: CandidateKind
     what: str
     num_differing: int | None = None
-    """Tokens that it does not name, where tokens are foretold."""
+    """Tokens that it does not name, where tokens are predicted."""
     noise_times: float | None = None
     noise_low: float | None = None
     noise_high: float | None = None
     moves_times: float | None = None
     """By how many times the dtype's rounding it moves the scores of the checkpoint itself."""
     log_evidence: float | None = None
-    """The log of its likelihood over that as said, in nats; None where no probabilities were computed."""
+    """The log of its likelihood over that as declared, in nats; None where no probabilities were computed."""
     fits: bool = False
     tokens_needed: int | None = None
-    """How many tokens tell it from what is said, on these prompts; None where no number would do."""
+    """How many tokens tell it from what is declared, on these prompts; None where no number would do."""
 
 
 class AuditVerdict(Record):
@@ -349,7 +349,7 @@ class Audit(Record):
     law: LawFit | None
     """None of greedy tokens."""
     candidates: list[AuditCandidate]
-    """As said first."""
+    """As declared first."""
     cannot_tell: list[str]
     """What these tokens leave open, and how many would tell."""
     verdict: AuditVerdict
@@ -357,7 +357,7 @@ class Audit(Record):
 
     @property
     def exit_code(self) -> ExitCode:
-        """What `audit` ends with: 1 where the server is another than is said, 3 where the tokens do not tell."""
+        """What `audit` ends with: 1 where the server is another than declared, 3 where the tokens do not tell."""
         return {"clean": ExitCode.PASS, "bug": ExitCode.GATE_FAILED, "undecided": ExitCode.INCONCLUSIVE}[
             self.verdict.kind
         ]
