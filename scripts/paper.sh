@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the grids of reports/paper and copies what came of them: scripts/paper.sh FOLDER VENV
-# What was run is not run again, so one that was interrupted goes on. It takes TIMES on two cores.
+# What was run is not run again, so one that was interrupted goes on. It takes three hours to five on two cores that have other work.
 # Of smollm2 it needs the checkpoint that `make real` makes, and leaves that grid out without it.
 set -euo pipefail
 folder=${1:?usage: scripts/paper.sh FOLDER VENV}
