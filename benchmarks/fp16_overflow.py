@@ -23,7 +23,7 @@ from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom.run import measure_headroom
 from mismatch_probe.notation import write_number
-from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.tasks import resolve_model
 from tests.tiny_models import make_checkpoint
 

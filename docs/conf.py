@@ -6,6 +6,7 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.util.inspect import TypeAliasForwardRef
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,15 @@ autodoc_typehints_description_target = "documented_params"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {name: f"mismatch_probe.arrays.{name}" for name in ("ArrayLike", "LabelsLike")}
 autodoc_member_order = "bysource"
+
+
+def inline_attribute(docstring: GoogleDocstring) -> tuple[str, list[str]]:
+    """The type and the text of a property: what stands before a colon is a part of its sentence, not its type."""
+    lines = docstring._dedent(docstring._consume_to_end())
+    return "", GoogleDocstring(lines, docstring._config).lines()
+
+
+GoogleDocstring._consume_inline_attribute = inline_attribute
 TypeAliasForwardRef.__repr__ = lambda alias: alias.name  # as it is written in a union, where Sphinx shows its own class
 nitpick_ignore_regex = [
     ("py:.*", r"(?!mismatch_probe\.).*")

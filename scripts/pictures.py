@@ -71,12 +71,15 @@ PICTURES = (
 )
 
 
-def texts_of_code() -> set[str]:
-    """Every text that stands whole in the code of pages."""
+def texts_of_code(gap: str = "") -> set[str]:
+    """Every text that stands whole in the code of pages; with a gap also those that code fills in, it at each place."""
     texts = set()
     for path in (ROOT / "mismatch_probe" / "report").rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.add(node.value)
+            if gap and isinstance(node, ast.JoinedStr):
+                texts.add("".join(str(part.value) if isinstance(part, ast.Constant) else gap for part in node.values))
     return texts
 
 
@@ -103,6 +106,7 @@ def main(runs: Mapping[str, Path]) -> None:
         with browser_tab() as tab:
             tab.open(run / "report.html", _WIDTH)
             tab.draw_all()
+            tab.run("document.querySelectorAll('.modebar').forEach((buttons) => (buttons.style.display = 'none'))")
             for picture in PICTURES:
                 if picture.run == name:
                     path, words[picture.name] = take(tab, picture, folder)

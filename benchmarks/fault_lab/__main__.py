@@ -1,10 +1,12 @@
 """Injects every fault that can be made into real runs and scores the verdicts.
 
     python -m benchmarks.fault_lab [--models llama demo FOLDER] [--where clean log training engine] [--scratch FOLDER]
+                                  [--seconds N]
 
 FOLDER is that of a real checkpoint. Clean runs are recorded once by the product's own pipeline, engine faults by the
 same with the fault. Training faults are scored again on the recorded responses; faults of the log are edits of recorded
-legs. All runs are kept in the scratch folder, where a second call only judges them again.
+legs. All runs are kept in the scratch folder, where a second call only judges them again. `--seconds` leaves out faults
+that are not begun by then.
 """
 
 import argparse
@@ -35,14 +37,16 @@ def main() -> None:
     parser.add_argument(
         "--publish", type=Path, help="folder for fault-lab.md and fault-lab.json, in which other models stay"
     )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fault after as many seconds")
     arguments = parser.parse_args()
+    until = time.monotonic() + arguments.seconds
     outcomes: list[Outcome] = []
     clean: list[CleanOutcome] = []
     for model in arguments.models:
         bench = prepared(model, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
         if "clean" in arguments.where:
             clean += judge_clean(bench)
-        outcomes += judge_faults(bench, arguments.where)
+        outcomes += judge_faults(bench, arguments.where, until)
     if arguments.publish:
         publish(outcomes, clean, arguments.publish)
 
@@ -57,10 +61,13 @@ def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
             yield judged
 
 
-def judge_faults(bench: Bench, places: Sequence[str]) -> Iterator[Outcome]:
+def judge_faults(bench: Bench, places: Sequence[str], until: float) -> Iterator[Outcome]:
     for injection in (*log_faults(), *training_faults(bench), *engine_faults(bench)):
         if injection.where in places and (injection.where != "engine" or bench.model not in FAULTLESS_ENGINE):
             start = time.monotonic()
+            if start > until:
+                print(f"{bench.model:15} no time left for {injection.fault}, {injection.strength}", flush=True)
+                continue
             judged = outcome(bench.model, injection, injection.make(bench))
             print(
                 f"{bench.model:15} {'named ' if judged.is_named else 'MISSED'} {injection.fault}, "

@@ -1,12 +1,14 @@
-"""`python -m benchmarks.localize_faults SCRATCH [MODEL ...]`: plant, look, publish `reports/localize-faults.md`.
+"""Plants faults into one side of a pair and sees whether `localize` names module and layer.
+
+    python -m benchmarks.localize_faults SCRATCH [MODEL ...] [--trials N] [--seed N] [--publish FOLDER]
 
 A MODEL is one of `MODELS`, or the folder of a real checkpoint, whose trials go on where they were interrupted. Each
-model's trials are kept in SCRATCH; the report is made of all that are there.
+model's trials are kept in SCRATCH; the report `localize-faults.md` is made of all that are there.
 """
 
+import argparse
 import json
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -61,15 +63,24 @@ def _mixtral(**changes: Any) -> MixtralConfig:
     )
 
 
-def main(scratch: Path, models: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}, or folders; all of these")
+    parser.add_argument("--trials", type=int, help=f"of a fault on each side; {TRIALS}, {REAL_TRIALS} of a real one")
+    parser.add_argument("--seed", type=int, default=0, help="of the first place; the next has the next seed")
+    parser.add_argument("--publish", type=Path, default=Path("reports"), help="folder of the report")
+    arguments = parser.parse_args()
+    scratch, seed = arguments.scratch, arguments.seed
     FAMILIES["mixtral"] = _mixtral
-    for model in models:
+    for model in arguments.models or MODELS:
         real = Path(model)
+        seeds = range(seed, seed + (arguments.trials or (REAL_TRIALS if real.is_dir() else TRIALS)))
         at = scratch / real.name
         at.mkdir(parents=True, exist_ok=True)
         if real.is_dir():
             workload = Workload.of_chats(real, CHATS, REAL_PROMPTS, REAL_NEW_TOKENS)
-            trials = run_model(real.name, real, at / "trials", EVERYWHERE, REAL_TRIALS, workload)
+            trials = run_model(real.name, real, at / "trials", EVERYWHERE, seeds, workload)
             _keep(trials, scratch / f"{real.name}.json")
             shutil.rmtree(at)
             continue
@@ -82,10 +93,10 @@ def main(scratch: Path, models: list[str]) -> None:
             before = [SINK]
         else:
             checkpoint = make_checkpoint(at / "checkpoint", model, num_hidden_layers=NUM_LAYERS)
-        trials = run_model(model, checkpoint, at / "trials", MODELS[model], TRIALS, Workload.of_random_ids(before))
+        trials = run_model(model, checkpoint, at / "trials", MODELS[model], seeds, Workload.of_random_ids(before))
         shutil.rmtree(at)
         _keep(trials, scratch / f"{model}.json")
-    publish([item for path in sorted(scratch.glob("*.json")) for item in _read(path)], Path("reports"))
+    publish([item for path in sorted(scratch.glob("*.json")) for item in _read(path)], arguments.publish)
 
 
 def _keep(trials: list[Trial], path: Path) -> None:
@@ -106,4 +117,4 @@ def _read(path: Path) -> list[Trial]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(MODELS))
+    main()

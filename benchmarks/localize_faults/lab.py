@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -106,10 +107,10 @@ class Workload:
 
 
 def run_model(
-    model: str, folder: Path, scratch: Path, kinds: list[tuple[str, float]], trials: int, workload: Workload
+    model: str, folder: Path, scratch: Path, kinds: list[tuple[str, float]], seeds: Iterable[int], workload: Workload
 ) -> list[Trial]:
-    """Every kind and strength, `trials` times on each side, on fresh random places; and nothing planted. What an
-    earlier call with the same plan left in `scratch` is not done again.
+    """Every kind and strength on each side, at a random place of each seed; and nothing planted. What an earlier call
+    with the same plan left in `scratch` is not done again.
     """
     config = json.loads((folder / "config.json").read_text())
     sizes: dict[str, Any] = {
@@ -117,7 +118,7 @@ def run_model(
         "moe": "num_experts_per_tok" in config,
         "vocab_size": config["vocab_size"],
     }
-    faults = [draw(kind, size, seed, **sizes) for kind, size in kinds for seed in range(trials)]
+    faults = [draw(kind, size, seed, **sizes) for kind, size in kinds for seed in seeds]
     plan, results = scratch / "plan.json", scratch / "results.jsonl"
     planned = json.dumps(
         {"folder": str(folder), "faults": [asdict(fault) for fault in faults], "workload": asdict(workload)}

@@ -33,7 +33,9 @@ def publish(trials: Sequence[Trial], folder: Path) -> None:
     lines += ["", "## Missed", ""]
     missed = [trial for trial in planted if not trial.is_localized]
     lines += [f"- {trial.model}, {trial.side}: {_sentence_of(trial)}" for trial in missed] or ["None."]
-    lines += ["", "Made by `python -m benchmarks.localize_faults SCRATCH`."]
+    seeds = sorted({trial.fault.seed for trial in planted if trial.fault is not None})
+    lines += ["", f"Made by `python -m benchmarks.localize_faults SCRATCH`; seeds {', '.join(map(str, seeds))}."]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "localize-faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

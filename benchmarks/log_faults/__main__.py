@@ -2,9 +2,10 @@
 
     python -m benchmarks.log_faults [--models llama demo FOLDER] [--dtypes bf16] [--only RoPE] [--scratch FOLDER]
 
-FOLDER is that of a real checkpoint. Responses and mu are vLLM's own, recorded once by the product's pipeline and kept
-in the scratch folder; pi is the training path's. A fault changes what one side computed, or the line of the log.
-Outcomes are kept in the scratch folder as well and not made again, and `--publish` writes all of them as a report.
+FOLDER is that of a real checkpoint; `--prompts`, `--samples` and `--tokens` make its log shorter or longer. Responses
+and mu are vLLM's own, recorded once by the product's pipeline and kept in the scratch folder; pi is the training
+path's. A fault changes what one side computed, or the line of the log. Outcomes are kept in the scratch folder as well
+and not made again, and `--publish` writes all of them as a report.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.log_faults.bench import Bench, logged
 from benchmarks.log_faults.catalogue import Fault, faults, sides
-from benchmarks.log_faults.designs import DESIGNS, design_of
+from benchmarks.log_faults.designs import DESIGNS, REAL, Design, design_of
 from benchmarks.log_faults.publish import publish
 from benchmarks.log_faults.sight import limit
 from mismatch_probe.config.model import LoggedSide
@@ -39,6 +40,7 @@ class Outcome:
 
     without_checkpoint, with_reference: kind and code of the import's verdict, on the two columns alone and with that of
     the same policy in FP32 beside them. limit: of a fault that was missed, by `sight`; is_hidden: by rounding.
+    size: of the log.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Outcome:
     seconds: float
     is_hidden: bool = False
     limit: str = ""
+    size: str = ""
 
 
 def main() -> None:
@@ -66,12 +69,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose name has this in it; clean, or nothing for all")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
     parser.add_argument("--publish", type=Path, help="folder for log-faults.md, of all outcomes that are kept")
+    for name in ("prompts", "samples", "tokens"):
+        parser.add_argument(f"--{name}", type=int, help=f"{getattr(REAL, name)} of a real checkpoint")
     arguments = parser.parse_args()
+    size = {name: number for name in ("prompts", "samples", "tokens") if (number := getattr(arguments, name))}
     kept = arguments.scratch / "outcomes"
     kept.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        for dtype in [each_dtype for each_dtype in design_of(model).dtypes if each_dtype in arguments.dtypes]:
-            bench = prepared(model, dtype, arguments.scratch)
+        design = replace(design_of(model), **size)
+        for dtype in [each_dtype for each_dtype in design.dtypes if each_dtype in arguments.dtypes]:
+            bench = prepared(model, design, dtype, arguments.scratch)
             done = {path.stem for path in kept.glob("*.json")}
             for outcome in outcomes(bench, arguments.only, done):
                 named = "named " if is_right(outcome) else "MISSED"
@@ -82,7 +89,8 @@ def main() -> None:
                     flush=True,
                 )
                 name = name_of(bench, outcome.fault, outcome.strength)
-                (kept / f"{name}.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+                sized = asdict(replace(outcome, size=design.size))
+                (kept / f"{name}.json").write_text(json.dumps(sized), encoding="utf-8")
     if arguments.publish:
         kept_outcomes = [
             Outcome(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(kept.glob("*.json"))
@@ -169,9 +177,9 @@ def imported(log: Sequence[LoggedResponse], dtype: Dtype) -> list[str]:
     return [verdict.kind, verdict.code]
 
 
-def prepared(model: str, dtype: Dtype, scratch: Path) -> Bench:
+def prepared(model: str, design: Design, dtype: Dtype, scratch: Path) -> Bench:
     """A model with its run."""
-    design, name = design_of(model), Path(model).name
+    name = Path(model).name
     folder = design.checkpoint(scratch / "checkpoints" / name)
     run = record(
         scratch / "clean" / name,

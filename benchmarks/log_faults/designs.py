@@ -1,7 +1,7 @@
 """The models and sizes of the logs that faults are injected into."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,10 @@ class Design:
     dtypes: tuple[Dtype, ...] = CLEAN_DTYPES
     held_out: bool = False
 
+    @property
+    def size(self) -> str:
+        return f"{self.prompts} prompts x {self.samples} of {self.tokens} tokens"
+
     def checkpoint(self, folder: Path) -> Path:
         """The model's folder, made on first use at `folder`."""
         if self.family is None:
@@ -56,6 +60,9 @@ trained model, which is surer of its tokens, needs fewer.
 """
 
 
+REAL = Design(None, 8, 2, 32, source=CHATS, dtypes=_BF16, held_out=True)
+
+
 def design_of(model: str) -> Design:
     """Of a model that is listed, or of the folder of a real checkpoint, in BF16."""
-    return DESIGNS.get(model) or Design(Path(model).resolve(), 8, 2, 32, source=CHATS, dtypes=_BF16, held_out=True)
+    return DESIGNS.get(model) or replace(REAL, family=Path(model).resolve())

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.log_faults.__main__ import prepared
 from benchmarks.log_faults.bench import Bench, Columns, logged
-from benchmarks.log_faults.designs import DESIGNS
+from benchmarks.log_faults.designs import DESIGNS, design_of
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.explain.hypotheses import Context
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
     arguments = parser.parse_args()
     for model in arguments.models:
-        bench = prepared(model, Dtype.BF16, arguments.scratch)
+        bench = prepared(model, design_of(model), Dtype.BF16, arguments.scratch)
         answers = list(ask(bench, arguments.draws))
         scores = np.array([score for score, _ in answers])
         print(

@@ -69,7 +69,7 @@ def _by_model(outcomes: Outcomes, clean: Outcomes) -> Iterator[str]:
         design = design_of(model)
         held_out = ", held out" if design.held_out else ""
         family = f" ({design.family})" if isinstance(design.family, str) and design.family != model else ""
-        size = f"{design.prompts} prompts x {design.samples}"
+        size = of_model[0].get("size") or f"{design.prompts} prompts x {design.samples}"
         answer = "yes" if (model, dtype) in accused else "no"
         yield f"| {model}{family}{held_out} | {size} | {dtype} | {_share(of_model)} | {answer} |"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.training_faults.injection import Inject, Now, swapped
-from mismatch_probe.config.load import parse_settings
-from mismatch_probe.config.nested import merge_tables
+from mismatch_probe.config.load import merge_tables, parse_settings
 from mismatch_probe.config.train import CheckpointSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, TrainingStopped, UsageError

@@ -1,18 +1,22 @@
-"""From what models say of the served tokens to an answer: as said, which other thing fits, or what cannot be told."""
+"""What models say of the served tokens, judged: as declared, another setting that fits, or undecided."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
-from mismatch_probe.audit.scoring import Drawn, Foretold, num_departures
+from mismatch_probe.audit.asking import ServedResponses
+from mismatch_probe.audit.scoring import Drawn, Prediction, num_departures
+from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
+from mismatch_probe.explain.hypotheses import Context
+from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
-from mismatch_probe.records.audit import Agreement, AuditCandidate, CandidateKind, LawFit
+from mismatch_probe.records.examinations import Agreement, AuditCandidate, CandidateKind, LawFit
 from mismatch_probe.stats.agreement import (
     LawTest,
     NoiseFit,
@@ -26,22 +30,22 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Floats, Ints
 
 CHANCE: Final = 1e-3
-"""Of an error, that a server which is as said is called another."""
+"""Of an error, that a server which is as declared is called another."""
 TOLERATED: Final = 3.0
 """Times its dtype's rounding that a sound server's scores may be moved: other kernels round otherwise."""
 _NEAR_TIE: Final = 4.0
 _MOST_GAPS: Final = 64
 _TEMPERATURE_STEPS: Final = 1e-3
-AS_SAID: Final = "as said"
+AS_DECLARED: Final = "as declared"
 
 
 @dataclass(frozen=True)
-class ForetoldBy:
+class JudgedPrediction:
     """The tokens that one candidate names, and the noise that is left."""
 
     kind: CandidateKind
     what: str
-    foretold: Foretold
+    prediction: Prediction
     noise: NoiseFit
 
     @property
@@ -49,24 +53,28 @@ class ForetoldBy:
         return self.noise.low <= TOLERATED
 
 
-def foretold_by(kind: CandidateKind, what: str, foretold: Foretold, rounding: Rounding, clusters: Ints) -> ForetoldBy:
-    """rounding: of the claimed dtype at the positions as said."""
-    return ForetoldBy(kind, what, foretold, fit_noise(rounding, foretold.margins, foretold.gaps, clusters, 1 - CHANCE))
+def judge_prediction(
+    kind: CandidateKind, what: str, prediction: Prediction, rounding: Rounding, clusters: Ints
+) -> JudgedPrediction:
+    """rounding: of the claimed dtype at the positions as declared."""
+    return JudgedPrediction(
+        kind, what, prediction, fit_noise(rounding, prediction.margins, prediction.gaps, clusters, 1 - CHANCE)
+    )
 
 
 def measure_agreement(
-    claim: ForetoldBy, in_dtype: Foretold, rounding: Rounding, estimator: Estimator, clusters: Ints
+    claim: JudgedPrediction, in_dtype: Prediction, rounding: Rounding, estimator: Estimator, clusters: Ints
 ) -> Agreement:
     """in_dtype: the tokens that the checkpoint's own computation in the claimed dtype names."""
-    foretold = claim.foretold
-    gaps = foretold.gaps[foretold.differs]
-    scales = rounding.scales[foretold.differs]
-    at_level = fit_noise(rounding, foretold.margins, foretold.gaps, clusters, estimator.level)
-    small = foretold.margins <= np.quantile(foretold.margins, 0.1)
+    prediction = claim.prediction
+    gaps = prediction.gaps[prediction.differs]
+    scales = rounding.scales[prediction.differs]
+    at_level = fit_noise(rounding, prediction.margins, prediction.gaps, clusters, estimator.level)
+    small = prediction.margins <= np.quantile(prediction.margins, 0.1)
     return Agreement(
-        equal=estimator.share(~foretold.differs, "token"),
-        floor=estimator.share(in_dtype.best_ids == foretold.best_ids, "token"),
-        num_differing=int(foretold.differs.sum()),
+        equal=estimator.share(~prediction.differs, "token"),
+        floor=estimator.share(in_dtype.best_ids == prediction.best_ids, "token"),
+        num_differing=int(prediction.differs.sum()),
         expected_differing=at_level.expected_differing,
         noise_times=at_level.times,
         noise_low=at_level.low,
@@ -135,7 +143,7 @@ def _test_of_first(draws: Drawn, seed: int) -> LawTest:
 
 
 def law_words(law: Distribution, claim: Distribution) -> str:
-    """How a law differs from what is said."""
+    """How a law differs from what is declared."""
     words = []
     if law.temperature != claim.temperature:
         words.append(f"temperature {law.temperature or 1.0:.3g}")
@@ -145,7 +153,7 @@ def law_words(law: Distribution, claim: Distribution) -> str:
         words.append(f"top-k {law.top_k}" if law.top_k else "no top-k")
     if law.min_p != claim.min_p:
         words.append(f"min-p {law.min_p:g}")
-    return " and ".join(words) or AS_SAID
+    return " and ".join(words) or AS_DECLARED
 
 
 _GRID_TEMPERATURES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
@@ -155,7 +163,7 @@ _GRID_MIN_P: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def other_laws(claim: Distribution, vocab_size: int, fitted_temperature: float) -> list[Distribution]:
-    """What a server may do instead: other temperatures, the fitted one among them, and cuts at these and as said."""
+    """What a server may do instead: other temperatures, the fitted one among them, each with other cuts too."""
     temperatures = [*_GRID_TEMPERATURES, round(fitted_temperature, 3)]
     cuts = [replace(claim, top_p=top_p) for top_p in (*_GRID_TOP_P, 1.0)]
     cuts += [replace(claim, top_k=top_k) for top_k in (*_GRID_TOP_K, 0) if top_k < vocab_size]
@@ -169,7 +177,7 @@ _NATS_A_DEPARTURE: Final = 6.0
 
 
 def best_law(laws: Sequence[Distribution], draws: Drawn) -> tuple[int, float]:
-    """The number of the likeliest law, fewer departures first, and its evidence over that as said (nats)."""
+    """The number of the likeliest law, fewer departures first, and its evidence over that as declared (nats)."""
     evidence = draws.log_probs.sum(axis=1) - draws.log_probs[0].sum()
     scores = evidence - _NATS_A_DEPARTURE * np.array([num_departures(law, laws[0]) for law in laws])
     best = int(scores.argmax())
@@ -177,7 +185,7 @@ def best_law(laws: Sequence[Distribution], draws: Drawn) -> tuple[int, float]:
 
 
 def is_refuted(evidence: float, num_laws: int) -> bool:
-    """Whether the evidence for the best of so many laws refutes what is said."""
+    """Whether the evidence for the best of so many laws refutes what is declared."""
     return evidence > math.log(num_laws / CHANCE)
 
 
@@ -185,7 +193,7 @@ def tokens_needed_for_law(kl: float, num_laws: int) -> int | None:
     return _as_count(tokens_to_see(kl, CHANCE / num_laws))
 
 
-def noise_of_change(rounding: Rounding, claim: Foretold, changed: Foretold) -> float:
+def noise_of_change(rounding: Rounding, claim: Prediction, changed: Prediction) -> float:
     """By how many times the claimed dtype's rounding a change of the weights moves scores at these positions."""
     gaps = np.where(changed.best_ids == claim.best_ids, 0.0, np.maximum(claim.margins, 1e-9))
     return fit_noise(rounding, claim.margins, gaps, np.arange(len(gaps)), 1 - CHANCE).times
@@ -240,3 +248,61 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
 def _two_digits(count: int) -> int:
     digits = max(0, len(str(count)) - 2)
     return round(count, -digits)
+
+
+@dataclass(frozen=True)
+class ServedSample:
+    """The tokens, and how they are said to be sampled."""
+
+    tokens: LoggedTokens
+    context: Context
+    clusters: Ints
+    """The prompt of each token [T]."""
+    estimator: Estimator
+    law: Distribution | None
+    """None of greedy decoding."""
+    seeds: list[int] | None
+    """Of each token's noise; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """What the checkpoint in FP32 says."""
+
+    claim: Prediction | None
+    """None where no token is named."""
+    laws: list[Distribution]
+    """That as declared, then others; of greedy tokens the one law that they may have been sampled from."""
+    draws: Drawn | None
+    """Under these laws; None of greedy tokens that show no sampling."""
+    temperature: TemperatureFit
+    fitted: Prediction | None = None
+    """By the law that is likeliest, where tokens are predicted and that law refutes what is declared."""
+    fitted_p_value: float | None = None
+    """That the tokens were drawn from that law; None where no law refutes what is declared."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The checkpoint with weights of fewer bits, or with other prompts."""
+
+    kind: Literal["weights", "prompt"]
+    what: str
+    prediction: Prediction | None
+    draws: Drawn | None
+    """Under the law as declared."""
+
+
+@dataclass(frozen=True)
+class AuditFindings:
+    """Everything that an answer rests on."""
+
+    settings: AuditSettings
+    sample: ServedSample
+    look: CheckpointView
+    in_dtype: Prediction | None
+    """The tokens that the checkpoint's own computation in the claimed dtype names."""
+    differences: Floats | None
+    """Between the scaled logits of the best two tokens in that dtype [T]."""
+    changed: list[Changed]
+    responses: ServedResponses

@@ -1,4 +1,4 @@
-"""An audit: the server is asked, and its tokens are held against the checkpoint, as said and changed."""
+"""An audit: the server is asked, and its tokens are held against the checkpoint, as declared and changed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,15 +11,24 @@ import numpy as np
 
 from mismatch_probe import __version__
 from mismatch_probe.audit.asking import ServedResponses, ask_server, load_questions
-from mismatch_probe.audit.findings import AuditFindings, Changed, CheckpointView, ServedSample
-from mismatch_probe.audit.judging import best_law, fit_temperature, is_refuted, law_p_value, other_laws
-from mismatch_probe.audit.noise import step_seeds
+from mismatch_probe.audit.judging import (
+    AuditFindings,
+    Changed,
+    CheckpointView,
+    ServedSample,
+    best_law,
+    fit_temperature,
+    is_refuted,
+    law_p_value,
+    other_laws,
+)
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
     draw,
-    foretell,
     logged_tokens,
     pair_differences,
+    predict,
+    step_seeds,
     with_rounded_weights,
 )
 from mismatch_probe.audit.verdict import judge
@@ -31,7 +40,7 @@ from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.passes import LoadedWeights, reference_weights, weights_in
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.audit import Audit, AuditedResponses
+from mismatch_probe.records.examinations import Audit, AuditedResponses
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.tasks import resolve_model
@@ -46,7 +55,7 @@ _NOT_OF_SERVERS: Final = ("left padding", "positions", "packing")
 _LEAST_DIFFERING: Final = 0.002
 """Share of greedy tokens that differ, from which they may be sampled."""
 _LEAST_TEMPERATURE: Final = 0.3
-"""A lower one is not told from rounding by the tokens' likelihood."""
+"""A lower one cannot be distinguished from rounding by the tokens' likelihood."""
 
 
 @dataclass
@@ -98,7 +107,7 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
                 weights_in(explained, sample.tokens, settings.dtype) as weights,
             ):
                 differences = pair_differences(weights, sample.context, look.claim, sample.law)
-                in_dtype = foretell(weights, sample.context, sample.law, sample.seeds)
+                in_dtype = predict(weights, sample.context, sample.law, sample.seeds)
         with stages("candidates", "other weights: rounded to fewer bits"):
             changed = _changed_weights(sample, reference, look)
         findings = AuditFindings(settings, sample, look, in_dtype, differences, changed, responses)
@@ -162,8 +171,8 @@ def _sample_of(settings: AuditSettings, responses: ServedResponses) -> ServedSam
 
 
 def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSettings) -> CheckpointView:
-    is_foretold = sample.law is None or sample.seeds is not None
-    claim = foretell(reference, sample.context, sample.law, sample.seeds) if is_foretold else None
+    is_predicted = sample.law is None or sample.seeds is not None
+    claim = predict(reference, sample.context, sample.law, sample.seeds) if is_predicted else None
     fitted = fit_temperature(curve(*reference.temperature_curve(sample.context, None)), settings.confidence)
     if sample.law is None:
         assert claim is not None
@@ -173,12 +182,12 @@ def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSetting
     laws = [sample.law, *other_laws(sample.law, reference.vocab_size, fitted.value)]
     draws = draw(reference, sample.context, laws)
     best, evidence = best_law(laws, draws)
-    fitted_foretold, fitted_p_value = None, None
+    fitted_prediction, fitted_p_value = None, None
     if best and is_refuted(evidence, len(laws)):
         fitted_p_value = law_p_value(draw(reference, sample.context, [laws[best]]), settings.sampling.seed)
         if claim is not None:
-            fitted_foretold = foretell(reference, sample.context, laws[best], sample.seeds)
-    return CheckpointView(claim, laws, draws, fitted, fitted_foretold, fitted_p_value)
+            fitted_prediction = predict(reference, sample.context, laws[best], sample.seeds)
+    return CheckpointView(claim, laws, draws, fitted, fitted_prediction, fitted_p_value)
 
 
 def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: CheckpointView) -> list[Changed]:
@@ -186,12 +195,12 @@ def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: Check
     for quantisation in QUANTISATIONS:
         with with_rounded_weights(reference.model, quantisation):
             weights = LoadedWeights(reference.model, reference.arithmetic, sample.tokens, reference.batch_tokens)
-            foretold = draws = None
+            prediction = draws = None
             if look.claim is not None:
-                foretold = foretell(weights, sample.context, sample.law, sample.seeds)
+                prediction = predict(weights, sample.context, sample.law, sample.seeds)
             if sample.law is not None:
                 draws = draw(weights, sample.context, [sample.law])
-            changed.append(Changed("weights", f"weights in {quantisation.name}", foretold, draws))
+            changed.append(Changed("weights", f"weights in {quantisation.name}", prediction, draws))
     return changed
 
 
@@ -213,10 +222,10 @@ def _other_prompts(
     for number, option in enumerate(options, 1):
         how_far(f"{number} of {len(options)}")
         assert option.context is not None
-        foretold = draws = None
+        prediction = draws = None
         if look.claim is not None:
-            foretold = foretell(reference, option.context, sample.law, sample.seeds)
+            prediction = predict(reference, option.context, sample.law, sample.seeds)
         if sample.law is not None:
             draws = draw(reference, option.context, [sample.law])
-        changed.append(Changed("prompt", option.departure.what, foretold, draws))
+        changed.append(Changed("prompt", option.departure.what, prediction, draws))
     return changed

@@ -1,4 +1,8 @@
-"""What a checkpoint, or a changed one, says of served tokens: which one it names, and how likely each is."""
+"""What a checkpoint, or a changed one, says of served tokens: which one it names, and how likely each is.
+
+A sampler that adds Gumbel noise to the logits and takes the largest sum draws from their softmax [Maddison, Tarlow
+and Minka 2014, NIPS]. With the noise of a seed known, the sampled token is a function of the logits [arXiv 2511.20621].
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from mismatch_probe.audit.noise import gumbel_noise
 from mismatch_probe.explain.fitting import Distribution, Ordered
 from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.judging import LoggedTokens
@@ -17,8 +21,37 @@ from mismatch_probe.explain.passes import LoadedWeights
 from mismatch_probe.records.sequences import LoggedResponse, TokenSequence
 from mismatch_probe.stats.sequences import Floats, Ints
 
+_Words = npt.NDArray[np.uint64]
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_MOST_SEED: Final = 2**31
+
+
+def step_seeds(seed: int, num_tokens: int) -> list[int]:
+    """The seed of each token's noise in vLLM on a CPU: a request's generator gives one number a step."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = [torch.randint(0, _MOST_SEED, (1,), generator=generator, dtype=torch.long) for _ in range(num_tokens)]
+    return [int(number) for number in numbers]
+
+
+def gumbel_noise(seeds: Sequence[int], vocab_size: int) -> Floats:
+    """Noise [T, V] of the tokens with these seeds: SplitMix64 of seed and token id [Steele, Lea and Flood 2014,
+    OOPSLA], as vLLM's kernel for CPUs has it in 0.32.
+    """
+    with np.errstate(over="ignore"):
+        keys_T1 = _mix(np.asarray(seeds, dtype=np.uint64))[:, None]
+        bits = _mix(keys_T1 + np.arange(1, vocab_size + 1, dtype=np.uint64) * _GAMMA) >> np.uint64(11)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
+    return np.asarray(-np.log(-np.log(uniform)))
+
+
+def _mix(words: _Words) -> _Words:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
 _MIXED: Final = 1e-3
-"""Of an alternative law, the share that is as said: rounding moves a token over the edge of a cut."""
+"""Of an alternative law, the share that is as declared: rounding moves a token over the edge of a cut."""
 _MOST_FOR_KL: Final = 512
 """Tokens over which the KL of an alternative law is averaged."""
 
@@ -49,7 +82,7 @@ def logged_tokens(sequences: Sequence[TokenSequence], groups: Sequence[int]) -> 
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Prediction:
     """The tokens that a model names, each [T]; scores and distances in nats."""
 
     best_ids: Ints
@@ -66,9 +99,9 @@ class Foretold:
         return self.gaps > 0
 
 
-def foretell(
+def predict(
     weights: LoadedWeights, context: Context, law: Distribution | None, step_seeds: Sequence[int] | None
-) -> Foretold:
+) -> Prediction:
     """The token that has the largest score at each position: the largest logit of greedy decoding (`law` is None), or
     the largest sum of log-prob and the noise of that step's seed among the tokens that the law keeps.
     """
@@ -95,15 +128,17 @@ def foretell(
                 (pair[:, 0] - pair[:, 1]).cpu().numpy(),
             )
         )
-    return Foretold(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return Prediction(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def pair_differences(weights: LoadedWeights, context: Context, foretold: Foretold, law: Distribution | None) -> Floats:
-    """Between the scaled logits of the two tokens that `foretold` has as best and second, by these weights [T]."""
-    values = np.empty(len(foretold.best_ids))
+def pair_differences(
+    weights: LoadedWeights, context: Context, prediction: Prediction, law: Distribution | None
+) -> Floats:
+    """Between the scaled logits of the two tokens that `prediction` has as best and second, by these weights [T]."""
+    values = np.empty(len(prediction.best_ids))
     for chunk, logits_TV, _ in weights.logits(context, None):
         scaled_TV = logits_TV.double() / (1.0 if law is None else law.temperature or 1.0)
-        ids_T2 = torch.from_numpy(np.stack([foretold.best_ids[chunk], foretold.second_ids[chunk]], axis=1))
+        ids_T2 = torch.from_numpy(np.stack([prediction.best_ids[chunk], prediction.second_ids[chunk]], axis=1))
         pair = scaled_TV.gather(-1, ids_T2.long().to(scaled_TV.device))
         values[chunk] = (pair[:, 0] - pair[:, 1]).cpu().numpy()
     return values
@@ -118,7 +153,7 @@ def _is_kept(scaled_TV: torch.Tensor, law: Distribution) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Served tokens under the laws that they may have been drawn from, the first of which is as said; nats."""
+    """Served tokens under the laws that they may have been drawn from, the first of which is as declared; nats."""
 
     log_probs: Floats
     """[K, T], of each law with a little of the first one mixed in."""
@@ -202,7 +237,7 @@ def _draw_chunk(
 
 
 def num_departures(law: Distribution, claim: Distribution) -> int:
-    """How many settings are others than is said."""
+    """How many settings are others than declared."""
     names = ("temperature", "top_p", "top_k", "min_p")
     return sum(getattr(law, name) != getattr(claim, name) for name in names)
 

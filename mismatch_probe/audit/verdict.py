@@ -6,17 +6,18 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.audit.findings import AuditFindings, CheckpointView
 from mismatch_probe.audit.judging import (
-    AS_SAID,
+    AS_DECLARED,
     CHANCE,
     TOLERATED,
-    ForetoldBy,
+    AuditFindings,
+    CheckpointView,
+    JudgedPrediction,
     best_law,
     cannot_tell,
     equal_words,
-    foretold_by,
     is_refuted,
+    judge_prediction,
     law_fit,
     law_p_value,
     law_words,
@@ -30,7 +31,7 @@ from mismatch_probe.audit.scoring import Drawn
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.notation import join_names, write_many, write_number
-from mismatch_probe.records.audit import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
+from mismatch_probe.records.examinations import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
 
 
@@ -67,15 +68,15 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     rounding = claim = None
     if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
         rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
-        claim = foretold_by("as said", AS_SAID, look.claim, rounding, sample.clusters)
-    mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "foretold"
+        claim = judge_prediction("as declared", AS_DECLARED, look.claim, rounding, sample.clusters)
+    mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "predicted"
     agreement = None
     if claim is not None and rounding is not None and findings.in_dtype is not None:
         agreement = measure_agreement(claim, findings.in_dtype, rounding, sample.estimator, sample.clusters)
     fit = None
     if sample.law is not None and look.draws is not None:
         fit = law_fit(look.draws, look.temperature, findings.settings.sampling.seed)
-    candidates = [*_as_said(claim, look), *_sampling(findings, claim, rounding), *_changed(findings, rounding)]
+    candidates = [*_declared(claim, look), *_sampling(findings, claim, rounding), *_changed(findings, rounding)]
     num_tokens = len(sample.tokens.rows)
     left_open = cannot_tell(candidates, num_tokens)
     verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
@@ -83,7 +84,7 @@ def judge(findings: AuditFindings) -> AuditAnswer:
 
 
 def _is_unrelated(look: CheckpointView) -> bool:
-    """Whether the tokens agree with those foretold no more than independent draws do: the noise is another."""
+    """Whether the tokens agree with those predicted no more than independent draws do: the noise is another."""
     if look.claim is None or look.draws is None or look.fitted is not None or len(look.laws) < 2:
         return False
     by_chance = float(np.exp(look.draws.first).mean())
@@ -91,18 +92,18 @@ def _is_unrelated(look: CheckpointView) -> bool:
     return equal < by_chance + _LEAST_ABOVE_CHANCE * (1 - by_chance)
 
 
-def _as_said(claim: ForetoldBy | None, look: CheckpointView) -> list[AuditCandidate]:
+def _declared(claim: JudgedPrediction | None, look: CheckpointView) -> list[AuditCandidate]:
     evidence = None if look.draws is None or len(look.laws) < 2 else 0.0
     if claim is None:
-        return [AuditCandidate(kind="as said", what=AS_SAID, log_evidence=evidence, fits=False)]
+        return [AuditCandidate(kind="as declared", what=AS_DECLARED, log_evidence=evidence, fits=False)]
     return [_candidate(claim).model_copy(update={"log_evidence": evidence})]
 
 
-def _candidate(by: ForetoldBy) -> AuditCandidate:
+def _candidate(by: JudgedPrediction) -> AuditCandidate:
     return AuditCandidate(
         kind=by.kind,
         what=by.what,
-        num_differing=int(by.foretold.differs.sum()),
+        num_differing=int(by.prediction.differs.sum()),
         noise_times=by.noise.times,
         noise_low=by.noise.low,
         noise_high=by.noise.high,
@@ -110,7 +111,9 @@ def _candidate(by: ForetoldBy) -> AuditCandidate:
     )
 
 
-def _sampling(findings: AuditFindings, named_by: ForetoldBy | None, rounding: Rounding | None) -> list[AuditCandidate]:
+def _sampling(
+    findings: AuditFindings, named_by: JudgedPrediction | None, rounding: Rounding | None
+) -> list[AuditCandidate]:
     """The law that fits best, and the usual departures with the tokens that they take."""
     look, claim = findings.look, findings.sample.law
     if claim is None:
@@ -139,7 +142,7 @@ def _sampling(findings: AuditFindings, named_by: ForetoldBy | None, rounding: Ro
             tokens_needed=tokens_needed_for_law(float(look.draws.kl[number]), num_laws),
         )
         if number == best and look.fitted is not None and rounding is not None:
-            by = foretold_by("sampling", candidate.what, look.fitted, rounding, findings.sample.clusters)
+            by = judge_prediction("sampling", candidate.what, look.fitted, rounding, findings.sample.clusters)
             numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
             candidate = candidate.model_copy(update=numbers_of)
         candidates.append(candidate)
@@ -151,9 +154,9 @@ def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCa
     candidates = []
     for changed in findings.changed:
         candidate = AuditCandidate(kind=changed.kind, what=changed.what)
-        if rounding is not None and changed.foretold is not None and look.claim is not None:
-            by = foretold_by(changed.kind, changed.what, changed.foretold, rounding, findings.sample.clusters)
-            own = noise_of_change(rounding, look.claim, changed.foretold)
+        if rounding is not None and changed.prediction is not None and look.claim is not None:
+            by = judge_prediction(changed.kind, changed.what, changed.prediction, rounding, findings.sample.clusters)
+            own = noise_of_change(rounding, look.claim, changed.prediction)
             candidate = _candidate(by).model_copy(
                 update={
                     "moves_times": own,
@@ -171,7 +174,7 @@ def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCa
 def _with_evidence(
     candidate: AuditCandidate, draws: Drawn, as_said: Drawn, num_tried: int, seed: int
 ) -> AuditCandidate:
-    """By the tokens' probabilities; one that is foretold too is judged by its tokens."""
+    """By the tokens' probabilities; one that is predicted too is judged by its tokens."""
     log_ratios = draws.log_probs[0] - as_said.log_probs[0]
     evidence = float(log_ratios.sum())
     if candidate.num_differing is not None:
@@ -189,7 +192,7 @@ def _with_evidence(
 def _verdict(
     findings: AuditFindings,
     mode: AuditMode,
-    claim: ForetoldBy | None,
+    claim: JudgedPrediction | None,
     agreement: Agreement | None,
     fit: LawFit | None,
     candidates: Sequence[AuditCandidate],
@@ -200,7 +203,7 @@ def _verdict(
         return AuditVerdict(
             kind="bug",
             cause=cause.what,
-            sentence=f"Not as said: the tokens fit {cause.what}, and not what the server is said to do.",
+            sentence=f"Not as declared: the tokens fit {cause.what}, and not the declared setting.",
             evidence=evidence,
             advice=[_ADVICE[cause.kind]],
         )
@@ -214,9 +217,9 @@ def _verdict(
         drawn_otherwise = "" if findings.sample.law is None else "other sampling settings, "
         why = f"{drawn_otherwise}other weights, another prompt, or arithmetic of fewer bits"
         sentence = (
-            f"Not as said, as far as text shows: {why}; or tokenising the text again made other tokens of it."
+            f"Not as declared, as far as text shows: {why}; or tokenising the text again made other tokens of it."
             if findings.responses.is_text
-            else f"Not as said: {why}; nothing that was tried fits, so that these tokens do not tell which."
+            else f"Not as declared: {why}; nothing that was tried fits, so that these tokens do not tell which."
         )
         evidence += [*_of_like_size(agreement, candidates), *_as_if_drawn(findings, candidates)]
         return AuditVerdict(kind=kind, cause=None, sentence=sentence, evidence=evidence, advice=[_UNKNOWN])
@@ -234,7 +237,7 @@ def _verdict(
             advice=["Ask for more: --num-prompts, --max-new-tokens, --samples-per-prompt."],
         )
     return AuditVerdict(
-        kind="clean", cause=None, sentence=f"As said: the tokens are those of {how}.", evidence=evidence, advice=[]
+        kind="clean", cause=None, sentence=f"As declared: the tokens are those of {how}.", evidence=evidence, advice=[]
     )
 
 
@@ -269,14 +272,14 @@ _ADVICE: Final = {
 }
 _UNKNOWN: Final = (
     "Give the same audit another checkpoint that may be served, or have the server say its weights, its dtype and its "
-    "prompt template; a server with log-probs is told more of by `mismatch-probe compare --infer NAME:url=...`."
+    "prompt template; a server with log-probs is examined better by `mismatch-probe compare --infer NAME:url=...`."
 )
 
 
 def _cause_of(
-    findings: AuditFindings, claim: ForetoldBy | None, candidates: Sequence[AuditCandidate]
+    findings: AuditFindings, claim: JudgedPrediction | None, candidates: Sequence[AuditCandidate]
 ) -> AuditCandidate | None:
-    """What fits in place of what is said; of several the likeliest."""
+    """What fits in place of what is declared; of several the likeliest."""
     if findings.responses.other_prompts:
         ours, its = findings.responses.other_prompts[0]
         what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
@@ -290,9 +293,9 @@ def _cause_of(
             return max(by_evidence, key=lambda each: each.log_evidence or 0.0)
     if claim is None or claim.fits:
         return None
-    foretold = [each for each in fitting if each.num_differing is not None]
-    if foretold:
-        return min(foretold, key=lambda each: each.num_differing or 0)
+    of_predictions = [each for each in fitting if each.num_differing is not None]
+    if of_predictions:
+        return min(of_predictions, key=lambda each: each.num_differing or 0)
     return next((each for each in fitting if each.kind == "sampling"), None)
 
 
@@ -317,24 +320,26 @@ def _evidence(
             )
     elif findings.sample.seeds is not None:
         lines.append(
-            "the seeds' noise is not what --noise says: the tokens agree with those foretold no more often than "
+            "the seeds' noise is not what --noise says: the tokens agree with those predicted no more often than "
             "independent draws do"
         )
     if fit is not None:
         lines.append(
             f"the tokens are likeliest at temperature {fit.temperature:.3f} [{fit.temperature_low:.3f}, "
-            f"{fit.temperature_high:.3f}]; that they were drawn as said has p = {write_number(fit.p_value)}"
+            f"{fit.temperature_high:.3f}]; that they were drawn as declared has p = {write_number(fit.p_value)}"
         )
         if fit.num_outside:
-            lines.append(f"{write_many(fit.num_outside, 'token')} are ones that top-p and top-k as said do not keep")
+            lines.append(
+                f"{write_many(fit.num_outside, 'token')} are ones that the declared top-p and top-k do not keep"
+            )
     fitting = [each for each in candidates[1:] if each.fits and each.log_evidence is not None]
     best = max(fitting, key=lambda each: each.log_evidence or 0.0, default=None)
     if best is not None:
-        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as what the server is said to do")
+        lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as the declared setting")
     return lines
 
 
 def _how(settings: AuditSettings, mode: AuditMode) -> str:
     sampling = settings.sampling
-    words = {"greedy": "greedy decoding", "foretold": "its seeds", "sampled": f"temperature {sampling.temperature:g}"}
+    words = {"greedy": "greedy decoding", "predicted": "its seeds", "sampled": f"temperature {sampling.temperature:g}"}
     return f"{settings.model.path} in {settings.dtype.upper()}, {words[mode]}"

@@ -14,7 +14,6 @@ from typer.main import get_command
 from mismatch_probe import __version__
 from mismatch_probe.cli import (
     ablate,
-    audit,
     compare,
     evaluate,
     examinations,
@@ -81,7 +80,7 @@ _HEADINGS = _MEASURE, _LOGS, _CI, _DEEPER, _TRAINING, _TOOLS = (
 _add(_MEASURE, "compare", compare.compare, context_settings=_PASS_THROUGH)
 _add(_MEASURE, "report", report.report)
 _add(_MEASURE, "diff", report.diff)
-_add(_MEASURE, "audit", audit.audit)
+_add(_MEASURE, "audit", examinations.audit)
 _add(_LOGS, "import", import_log.import_log)
 _add(_LOGS, "explain", explain.explain)
 _add(_LOGS, "score", import_log.score, context_settings=_PASS_THROUGH)

@@ -11,7 +11,7 @@ import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.nested import merge_tables
+from mismatch_probe.config.load import merge_tables
 from mismatch_probe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

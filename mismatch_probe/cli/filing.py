@@ -10,9 +10,8 @@ from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import resumed_settings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance import checkpoint
-from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.findings import Findings, Localization, require_absent
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import write_findings_report, write_report

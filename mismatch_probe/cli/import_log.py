@@ -306,7 +306,7 @@ def _file(source: Source) -> LogFile:
 class _Count:
     """How many files, responses and tokens were read, for the line, and how long the other files will take.
 
-    A file is foretold by the seconds that the files before it took a byte.
+    A file is predicted by the seconds that the files before it took a byte.
     """
 
     def __init__(self, line: ProgressLine, files: Sequence[Source]) -> None:
@@ -316,7 +316,7 @@ class _Count:
         self._responses = self._tokens = self._files_begun = self._bytes_begun = 0
         self._began = time.monotonic()
         self._seconds = 0.0
-        """Foretold, of all files; 0 until one was read."""
+        """Predicted, of all files; 0 until one was read."""
         line.begin("reading the log")
 
     def begin_file(self) -> None:

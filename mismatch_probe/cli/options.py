@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.config.nested import nest_names
+from mismatch_probe.config.load import nest_names
 from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
 

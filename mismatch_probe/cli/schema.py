@@ -74,9 +74,8 @@ def documents() -> dict[str, type[BaseModel]]:
     from mismatch_probe.compare.estimates import DryRun
     from mismatch_probe.records.ablation import AblationResult
     from mismatch_probe.records.answers import Difference, Evaluation, GateResult, NoiseFloor
-    from mismatch_probe.records.audit import Audit
+    from mismatch_probe.records.examinations import Audit, Headroom
     from mismatch_probe.records.findings import Explanation, Localization
-    from mismatch_probe.records.headroom import Headroom
     from mismatch_probe.records.lines import CurveReading, WatchRecord
     from mismatch_probe.records.summary import Examination, Summary
     from mismatch_probe.records.training_run import Canary, SanityRecord, TrainingSummary

@@ -11,7 +11,7 @@ from mismatch_probe.compare.plan import Plan, make_plan
 from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
-from mismatch_probe.config.nested import differences
+from mismatch_probe.config.load import differences
 from mismatch_probe.config.resuming import with_one_spelling, with_ranks_of
 from mismatch_probe.config.sides import sampler_of
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError

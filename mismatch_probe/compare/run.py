@@ -110,7 +110,7 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
         if place is None:
             run_engine(run, manifest, job, events)
             return
-        from mismatch_probe.compare.engine_ranks import run_engine_over_ranks
+        from mismatch_probe.compare.engine_job import run_engine_over_ranks
 
         run_engine_over_ranks(run, manifest, job, events, RankPlace.from_json(place))
 

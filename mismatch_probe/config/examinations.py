@@ -227,7 +227,7 @@ class AuditSampling(Settings):
     seed: Seed = 0
     ignore_eos: bool = False
     noise: Literal["unknown", "vllm-cpu"] = "unknown"
-    """The random numbers that a seed stands for in the server: known, each token can be foretold."""
+    """The random numbers that a seed stands for in the server: known, each token can be predicted."""
 
     @property
     def is_greedy(self) -> bool:

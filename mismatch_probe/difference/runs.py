@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mismatch_probe import __version__
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.config.nested import differences
+from mismatch_probe.config.load import differences
 from mismatch_probe.difference.samples import (
     Meeting,
     Sample,
@@ -191,6 +191,8 @@ def _sentence(move: MetricDifference, no_ratio: str) -> str:
         return f"no ratio, because {no_ratio}; {what} is {values}"
     if move.ratio is None or move.ratio.low is None or move.ratio.high is None:
         return f"{what} is {move.first.value:.3g} nats in the first run and {move.second.value:.3g} in the second"
+    if move.ratio.low == move.ratio.high == 1:
+        return f"no difference can be seen in {what.removesuffix(',')}: it is {move.first.value:.3g} nats in both runs"
     times = f"{move.ratio.value:.3g} times the first run's [{move.ratio.low:.3g}, {move.ratio.high:.3g}]"
     if move.ratio.low <= 1 <= move.ratio.high:
         return f"no difference can be seen in {what.removesuffix(',')}: it is {times}"

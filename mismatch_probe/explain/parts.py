@@ -31,6 +31,8 @@ _LEAST_PRICE: Final = 2.0
 _PRICE_OF_A_HALF: Final = 0.5
 """The same on half of the tokens: the other half sees what is chance."""
 _FIRST_PLACES: Final = 12
+_FIRST_RESPONSES: Final = 8
+_COMES_NEAR: Final = 1.5
 _BETTER_SCORES: Final = 2.5
 PartsPlan = tuple[tuple[int, int], ...]
 """The parts of a response: the number of their weights, and where they end."""
@@ -79,9 +81,27 @@ def fit_parts(bench: SideBench, settings: ExplainSettings) -> PartsFit | None:
         return _with_kept(bench, fit, in_order)
     for _, (candidates_in_order, columns_in_order) in fits:
         for newer in range(1, len(candidates)):
-            ends = _ends_of_kept(bench, candidates_in_order, columns_in_order, newer)
-            fit = _better(bench, fit, _kept_at(bench, candidates_in_order, columns_in_order, newer, ends))
+            fit = _better_with_kept(bench, fit, candidates_in_order, columns_in_order, newer)
     return fit
+
+
+def _better_with_kept(
+    bench: SideBench, fit: PartsFit, candidates: tuple[KnownWeights | None, ...], columns: Floats, newer: int
+) -> PartsFit:
+    """The parts behind kept keys and values, where they are better. Every place that is tried takes two passes over a
+    response, so a few responses are tried first, and the others where these come near the floor.
+    """
+    tokens = bench.tokens
+    rows = [row for row in range(tokens.num_responses) if tokens.lengths[row] > 2]
+    if not rows:
+        return fit
+    first_rows = rows[:: -(-len(rows) // _FIRST_RESPONSES)]
+    ends = _ends_of_kept(bench, candidates, columns, newer, first_rows)
+    columns_of_first = np.where(np.isin(tokens.rows, first_rows), columns, np.nan)
+    if _kept_at(bench, candidates, columns_of_first, newer, ends).floors > _COMES_NEAR * REACHES_FLOORS:
+        return fit
+    ends |= _ends_of_kept(bench, candidates, columns, newer, [row for row in rows if row not in ends])
+    return _better(bench, fit, _kept_at(bench, candidates, columns, newer, ends))
 
 
 def _records(bench: SideBench, candidates: tuple[KnownWeights | None, ...]) -> list[PartsPlan | None]:
@@ -184,13 +204,17 @@ def _kept_at(
 
 
 def _ends_of_kept(
-    bench: SideBench, candidates: tuple[KnownWeights | None, ...], columns: Floats, newer: int
+    bench: SideBench,
+    candidates: tuple[KnownWeights | None, ...],
+    columns: Floats,
+    newer: int,
+    rows: Sequence[int],
 ) -> dict[int, int]:
-    """The token of each response from which the newer weights fit best behind the keys and values of the older ones.
-    What they give depends on where they begin, so that places are tried: some from all over it, then nearer ones.
+    """The token of each of these responses from which the newer weights fit best behind the older ones' keys and
+    values. What they give depends on where they begin, so that places are tried: some from all over it, then nearer
+    ones.
     """
     tokens = bench.tokens
-    rows = [row for row in range(tokens.num_responses) if tokens.lengths[row] > 2]
     best: dict[int, tuple[float, int]] = {}
 
     def try_ends(ends: Mapping[int, int]) -> None:

@@ -26,10 +26,9 @@ from mismatch_probe.explain.hypotheses import (
 )
 from mismatch_probe.explain.judging import SIDES, Bools, Floats, Judge, LoggedTokens
 from mismatch_probe.explain.parts import families_of_parts, fit_parts
-from mismatch_probe.explain.parts_reading import parts_sentences, read_parts
 from mismatch_probe.explain.passes import rotary_frequencies
 from mismatch_probe.explain.predictions import Predictions, coarser_formats, floors_of_formats, other_formats
-from mismatch_probe.explain.replay import agreement_of_experts
+from mismatch_probe.explain.recorded import agreement_of_experts, parts_sentences, read_parts
 from mismatch_probe.explain.search import SideBench, search
 from mismatch_probe.explain.sentences import GRAVEST_FIRST, resolution, verdict_of
 from mismatch_probe.notation import write_number

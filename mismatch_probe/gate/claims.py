@@ -17,8 +17,8 @@ from scipy import optimize, special
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.difference.versus import TracedEstimate, ratio_at, traced_metrics
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.findings import Explanation, Localization
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.stats.catalogue import MetricFacts, facts_of
 from mismatch_probe.stats.results import Estimate

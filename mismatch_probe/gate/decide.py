@@ -34,9 +34,9 @@ from mismatch_probe.gate.measure import (
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.answers import GROWTH, CheckAnswer, CheckResult, Look
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.files import HEADROOM_FILE
 from mismatch_probe.records.findings import Findings, Localization, localize_file
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.stats.growth import LEAST_RATIO, can_show_growth
 from mismatch_probe.stats.results import LEVEL

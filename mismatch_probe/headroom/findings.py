@@ -32,7 +32,7 @@ from mismatch_probe.headroom.ranges import (
 )
 from mismatch_probe.headroom.responses import RewardedResponses
 from mismatch_probe.provenance.checkpoint import read_config, weight_files
-from mismatch_probe.records.headroom import (
+from mismatch_probe.records.examinations import (
     ActivationFindings,
     GradientFindings,
     GradientRange,

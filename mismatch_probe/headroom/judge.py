@@ -14,7 +14,7 @@ from mismatch_probe.notation import (
     write_power,
     write_share,
 )
-from mismatch_probe.records.headroom import (
+from mismatch_probe.records.examinations import (
     MOST_NAMES,
     ActivationFindings,
     GradientFindings,

@@ -18,7 +18,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
-from mismatch_probe.records.headroom import OptimizerFindings, PrecisionTrial, ScaleTrial
+from mismatch_probe.records.examinations import OptimizerFindings, PrecisionTrial, ScaleTrial
 from mismatch_probe.training_path.inside import fp32_parts
 
 

@@ -18,8 +18,8 @@ from mismatch_probe.compare.derived_runs import rows_of_side, without_sampling
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.load import merge_tables
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
-from mismatch_probe.config.nested import merge_tables
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError

@@ -23,7 +23,7 @@ from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import PairSide
 from mismatch_probe.engines.start import with_typed_arguments
 from mismatch_probe.errors import BrokenRecord, EngineError, UsageError
-from mismatch_probe.localize.engine_job import SWITCHES, has_low_kv_cache, judge_interventions, switches_of
+from mismatch_probe.localize.jobs import SWITCHES, has_low_kv_cache, judge_interventions, switches_of
 from mismatch_probe.localize.suspects import PlaceNames, channel_ratio, find_suspects
 from mismatch_probe.localize.workspace import (
     ENGINE,
@@ -197,14 +197,14 @@ def run_noted(send: Send, job: str, folder: str) -> dict[str, Any]:
 
 def _run(job: str, workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
     if job == ENGINE:
-        from mismatch_probe.localize.engine_job import run_engine_job
+        from mismatch_probe.localize.jobs import run_engine_job
 
         return run_engine_job(workspace, tell)
     if job == TRAINING:
-        from mismatch_probe.localize.training_job import run_training_job
+        from mismatch_probe.localize.jobs import run_training_job
 
         return run_training_job(workspace, tell)
-    from mismatch_probe.localize.engine_job import run_switch_job
+    from mismatch_probe.localize.jobs import run_switch_job
 
     return run_switch_job(workspace, job)
 

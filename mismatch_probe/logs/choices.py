@@ -12,9 +12,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.findings import LogCode, LogFinding
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.kept_sets import KeptChecks
 from mismatch_probe.logs.recorded_choices import ABSENT
+from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import join_names, write_count, write_many, write_number, write_share
 from mismatch_probe.records.log_readings import ExpertReading, KeptReading
 from mismatch_probe.records.sequences import IntArray, LoggedResponse

@@ -7,9 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.look import FileKind, FileLook, NoLogError, Source, files_of, look_at, step_in_name
+from mismatch_probe.logs.row import LogFinding, Tell
 from mismatch_probe.records.sequences import LoggedResponse
 
 

@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.logs.findings import LogCode, LogFinding
+from mismatch_probe.causes.findings import LogCode
+from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_number, write_share
 from mismatch_probe.records.log_readings import KeptReading
 from mismatch_probe.records.sequences import LoggedResponse

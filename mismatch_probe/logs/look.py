@@ -222,7 +222,7 @@ def files_of(path: Path) -> list[Path]:
         UsageError: nothing is there, a folder cannot be read, or one holds a link, a pipe, a socket or a device.
     """
     if not is_there(path):
-        raise UsageError(f"the log {path} does not exist; name a file that a training system wrote, or its folder")
+        raise UsageError(f"there is no log {path}; name a file that a training system wrote, or its folder")
     return sorted(_files_below(path), key=by_number) if is_folder(path) else [path]
 
 

@@ -125,7 +125,7 @@ def read_metric_log(
         try:
             log.add(kind.entries(file, log))
         except FileNotFoundError as error:
-            raise UsageError(f"the log {file} does not exist") from error
+            raise UsageError(f"there is no log {file}") from error
         except (Unreadable, UnicodeDecodeError, csv.Error) as error:
             if kind is _LINES and not log.num_values and not must_be_metrics:
                 continue

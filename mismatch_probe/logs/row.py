@@ -1,8 +1,8 @@
 """Lines and rows of a log, whose columns are read by name or refused with their place."""
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -10,11 +10,49 @@ from typing import IO, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.causes.findings import Level, LogCode
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.reading import Unreadable, as_object, open_file, parse_json, storable
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 from mismatch_probe.stats.sequences import is_usable
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFinding:
+    """One thing that is found in a log."""
+
+    code: LogCode
+    sentence: str
+    level: Level
+    column: str | None = None
+    """The field of `LoggedResponse` that it is about; None where it is about the rows."""
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        code: LogCode,
+        variant: str = "",
+        /,
+        *,
+        column: str | None = None,
+        level: Level | None = None,
+        evidence: Mapping[str, object] | None = None,
+        **figures: object,
+    ) -> "LogFinding":
+        """A finding in the catalogue's words; `figures` are what these name in braces."""
+        return cls(
+            code=code,
+            sentence=code.sentence(variant, **figures),
+            level=level or code.level,
+            column=column,
+            evidence=evidence or {},
+        )
+
+
+Tell = Callable[[LogFinding], None]
+"""Called with what a reader left out, and why."""
+
 
 _LARGEST_ID: Final = 2**31 - 1
 _LARGEST_STEP: Final = 2**53
@@ -174,7 +212,7 @@ def read_lines(path: Path, tell: Tell) -> Iterator[Row]:
                     return
                 yield Row(f"line {number} of {path}", columns)
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         where = f"line {number} of {path}" if number else f"the log {path}"
         raise UsageError(f"{where} cannot be read ({error}); fix or remove it") from error
@@ -210,7 +248,7 @@ def read_object(path: Path) -> Row:
                 raise Unreadable(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
             return Row(str(path), as_object(parse_line(content)))
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         raise UsageError(f"the log {path} cannot be read ({error}); fix or remove it") from error
 

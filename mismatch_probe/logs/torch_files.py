@@ -194,7 +194,7 @@ def saved_file(path: Path, names: PickleNames = TENSOR_NAMES) -> Iterator[TorchF
                 raise Unreadable("it holds no dictionary")
             yield file
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         raise refusal(path, error) from error
 

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.findings import LogCode, LogFinding
+from mismatch_probe.causes.findings import LogCode
+from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_many, write_share
 from mismatch_probe.records.log_readings import TurnBreak, TurnReading
 from mismatch_probe.records.sequences import IntArray, LoggedResponse

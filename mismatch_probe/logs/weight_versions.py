@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.logs.findings import LogCode, LogFinding
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.pickles import Unread
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import LogFinding, Row
 from mismatch_probe.notation import write_number, write_share
 from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.config.nested import differences
+from mismatch_probe.config.load import differences
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.inert import cut_text, plain

@@ -6,9 +6,8 @@ from typing import Literal, TypeVar
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide, PairSide
 from mismatch_probe.errors import ExitCode, RunDirectoryError
-from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.files import AUDIT_FILE, EXPLANATIONS, HEADROOM_FILE, LOCALIZATIONS, require_regular
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.manifest import read_document, write_document
 from mismatch_probe.records.summary import Record, Verdict
 from mismatch_probe.stats.results import Estimate

@@ -242,7 +242,8 @@ def _causes_ruled_out(summary: Summary, pair: PairSummary, documents: Sequence[D
     yield from _agreement_in_fp32(summary, pair)
     ratio = pair.metrics.get("is_ratio_mean_token")
     if ratio is not None and ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high:
-        yield "a vocabulary that one side cuts", f"the mean weight of a token is {write_estimate(ratio)}, and 1 is none"
+        weight = f"the mean weight of a token is {write_estimate(ratio)}, which is 1 without a cut"
+        yield "a vocabulary that one side cuts", weight
     if pair.blame is not None and pair.blame.rms_difference.value > 0:
         yield from _small_parts(pair.blame)
     for document in documents:

@@ -8,10 +8,9 @@ from typing import Any, Final, Self
 from mismatch_probe.errors import RunDirectoryError
 from mismatch_probe.notation import write_seconds, write_size
 from mismatch_probe.records.answers import GATE_FILE, Evaluation, EvaluationDirectory, GateResult, answer_of
-from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.files import CURVES_FILE, EVALUATION, write_text
 from mismatch_probe.records.findings import Document, Explanation, Findings, Localization, file_name
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.lines import CurvesDirectory
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

@@ -19,8 +19,8 @@ from mismatch_probe.notation import (
     write_token_count,
     write_tokens,
 )
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.findings import Document
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Contrast, Counts, PairSummary, SettingsContrast, Summary
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table

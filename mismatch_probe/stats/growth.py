@@ -14,7 +14,8 @@ import numpy as np
 
 from mismatch_probe.stats.estimator import Estimator, contrast
 from mismatch_probe.stats.intervals import Scale
-from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, pair_metrics
+from mismatch_probe.stats.metrics import k3_terms, pair_metrics
+from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import Estimate, StepGrowth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Sequences, TokenPair
 
@@ -51,12 +52,12 @@ class ResponseSums:
     prompts: Ints
     """What tells clusters of responses apart."""
     k3: Floats
-    """Sum over the tokens, their log-ratios limited to +-20."""
+    """Sum over the tokens, nats; none of their log-ratios above 20."""
     tokens: Ints
 
     @classmethod
     def of(cls, pair: TokenPair, steps: Ints) -> Self:
-        terms = pair.sequences.sum_by_sequence(k3_terms(clip_log_ratios(pair.diff)))
+        terms = pair.sequences.sum_by_sequence(k3_terms(np.minimum(pair.diff, LOG_BOUND)))
         return cls(steps, pair.sequences.clusters, terms, pair.sequences.lengths)
 
     @classmethod

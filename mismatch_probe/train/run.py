@@ -5,15 +5,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Final
 
-from mismatch_probe.config.nested import differences
-from mismatch_probe.errors import RunDirectoryError, TrainingStopped
+from mismatch_probe.config.load import differences
+from mismatch_probe.errors import MismatchProbeError, RunDirectoryError, TrainingStopped
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.guards import Guards
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
-from mismatch_probe.train.distributed import is_main, join_process_group
+from mismatch_probe.train.distributed import as_first_rank_has_it, is_main, join_process_group, rank, world_size
 from mismatch_probe.train.learner import Adjustments
 from mismatch_probe.train.parts import assemble
 from mismatch_probe.train.preparation import TrainingPreparation, free_to_change, with_typed_engines
@@ -21,7 +22,8 @@ from mismatch_probe.train.trainer import Goal, StepListener, Trainer
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.rank_group import lost_ranks_named
 
-_WAIT_SECONDS = 0.1
+_WAIT_SECONDS: Final = 0.1
+_SIGHT_SECONDS: Final = 60
 
 
 def start_training(
@@ -29,15 +31,47 @@ def start_training(
 ) -> TrainingDirectory:
     """Make the run directory; the other ranks wait for the first, which makes it. write_first: files that make it a run
     of another kind.
+
+    Raises:
+        MismatchProbeError: on every rank, what kept the first one from making it.
+        RunDirectoryError: this rank's node does not see it.
+        RankLost: the first rank is lost.
     """
     directory = TrainingDirectory(path)
+    if world_size() == 1:
+        _make(directory, preparation, write_first)
+        return directory
+    join_process_group(choose_device(preparation.settings.policy.device))
+    refusal = None
     if is_main():
-        with directory.create():
-            write_first()
-            directory.write_training_manifest(preparation.manifest)
-    while not directory.is_run:
-        time.sleep(_WAIT_SECONDS)
+        try:
+            _make(directory, preparation, write_first)
+        except MismatchProbeError as error:
+            refusal = error
+    with lost_ranks_named():
+        refusal = as_first_rank_has_it(refusal)
+    if refusal is not None:
+        raise refusal
+    _wait_until_in_sight(directory)
     return directory
+
+
+def _make(directory: TrainingDirectory, preparation: TrainingPreparation, write_first: Callable[[], None]) -> None:
+    with directory.create():
+        write_first()
+        directory.write_training_manifest(preparation.manifest)
+
+
+def _wait_until_in_sight(directory: TrainingDirectory) -> None:
+    """A file system of several machines may show a file later than it was written."""
+    until = time.monotonic() + _SIGHT_SECONDS
+    while not directory.is_run:
+        if time.monotonic() > until:
+            raise RunDirectoryError(
+                f"the first rank made {directory.path}, and rank {rank()} does not see it after {_SIGHT_SECONDS} s; "
+                "give --out on a file system that all nodes share"
+            )
+        time.sleep(_WAIT_SECONDS)
 
 
 def resume_training(path: Path, preparation: TrainingPreparation) -> TrainingDirectory:

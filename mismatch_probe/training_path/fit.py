@@ -21,8 +21,8 @@ from transformers.core_model_loading import (
 )
 from transformers.modeling_utils import LoadStateDictConfig
 
+from mismatch_probe.config.load import flat
 from mismatch_probe.config.model import TrainingPathSettings
-from mismatch_probe.config.nested import flat
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.notation import write_many

@@ -11,9 +11,8 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, join_names, write_estimate
-from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.curves import step_to_explain

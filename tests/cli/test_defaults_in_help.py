@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from mismatch_probe.cli.audit import audit
 from mismatch_probe.cli.compare import compare
-from mismatch_probe.cli.examinations import headroom, localize
+from mismatch_probe.cli.examinations import audit, headroom, localize
 from mismatch_probe.cli.options import Flag
 from mismatch_probe.cli.train import train
 from mismatch_probe.config.comparison import CompareSettings

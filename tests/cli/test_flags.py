@@ -9,11 +9,10 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from mismatch_probe.cli.audit import audit
 from mismatch_probe.cli.commands import app
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
-from mismatch_probe.cli.examinations import headroom, localize
+from mismatch_probe.cli.examinations import audit, headroom, localize
 from mismatch_probe.cli.train import sanity, train
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import AuditSettings, HeadroomSettings, LocalizeSettings

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.load import parse_settings, read_settings_file
-from mismatch_probe.config.nested import differences, flat, merge_tables
+from mismatch_probe.config.load import differences, flat, merge_tables, parse_settings, read_settings_file
 from mismatch_probe.errors import UsageError
 
 

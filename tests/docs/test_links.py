@@ -43,6 +43,12 @@ def missing_places(page: Page) -> list[str]:
     return [place for place in places if not any((root / place).exists() for root in (ROOT / "mismatch_probe", ROOT))]
 
 
+def left_out_of_the_site(page: Page) -> list[str]:
+    """Links of a page of `docs/` to what `make docs` does not take along: all outside but the pages of reports."""
+    outside = [link for link in _LINK.findall(page.prose) if link.startswith("../")]
+    return [link for link in outside if not re.fullmatch(r"\.\./reports/[\w./-]+\.html", link)]
+
+
 def others() -> list[Page]:
     """What lies beside the code and the results."""
     return [Page.read(path) for folder in ("reports", "examples") for path in sorted((ROOT / folder).rglob("*.md"))]
@@ -51,6 +57,17 @@ def others() -> list[Page]:
 @pytest.mark.parametrize("page", [*pages(), *others()], ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Page) -> None:
     assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", pages()[1:], ids=lambda page: page.name)
+def test_every_link_leads_somewhere_on_the_site(page: Page) -> None:
+    assert left_out_of_the_site(page) == []
+
+
+def test_a_link_that_the_site_would_break_is_seen() -> None:
+    links = ["../reports/demo/report.html", "../reports/paper/README.md", "gate.md", "https://example.org/a.md"]
+    page = Page(DOCS / "faq.md", "".join(f"[there]({link}) " for link in links))
+    assert left_out_of_the_site(page) == ["../reports/paper/README.md"]
 
 
 def test_a_contributor_is_sent_to_files_that_are_there() -> None:

@@ -18,6 +18,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.guards.rules import RULES, parse_guards
 from mismatch_probe.logs import FORMATS, recognise
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
+from tests.command_line import FEW
 from tests.gate.cli import CommandLine
 from tests.servers.real_server import demo_checkpoint
 
@@ -133,7 +134,7 @@ def test_its_engine_refuses_before_it_is_started() -> None:
 def test_a_comparison_samples_with_it(tmp_path: Path, command_line: CommandLine) -> None:
     """Sampled by transformers in BF16, scored on the training path in BF16 and in FP32: the same model, other calls."""
     config = tmp_path / "compare.toml"
-    config.write_text('[engine]\nname = "transformers"\n[engine.args]\nattention = "sdpa"\n')
+    config.write_text(FEW.read_text() + '[engine]\nname = "transformers"\n[engine.args]\nattention = "sdpa"\n')
     words = ("--model", "demo", "--dtype", "bf16", "--config", config, "--num-prompts", 8, "--max-new-tokens", 16)
     ended = command_line("compare", *words, "--out", tmp_path / "run", "--json")
     assert ended.code in (0, 1, 3), ended

@@ -1,11 +1,14 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mismatch_probe.explain.fitting import Distribution
+from mismatch_probe.explain.hypotheses import Context
 from mismatch_probe.explain.judging import LoggedTokens
+from mismatch_probe.explain.passes import LoadedWeights
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.run import explain_with
 from mismatch_probe.records.findings import SideExplanation
@@ -36,3 +39,23 @@ def explained(llama: Path, responses: list[TokenSequence]) -> Iterator[Explained
             return side
 
         yield explain_mu
+
+
+@pytest.fixture
+def rows_tried(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The responses that are computed behind kept keys and values, filled as that happens."""
+    rows: set[int] = set()
+    compute = LoadedWeights.column_with_kept_cache
+
+    def recorded(
+        weights: LoadedWeights,
+        older: LoadedWeights,
+        context: Context,
+        ends: Mapping[int, int],
+        distribution: Distribution,
+    ) -> FloatArray:
+        rows.update(ends)
+        return compute(weights, older, context, ends, distribution)
+
+    monkeypatch.setattr(LoadedWeights, "column_with_kept_cache", recorded)
+    return rows

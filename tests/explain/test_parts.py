@@ -154,7 +154,7 @@ def with_kept_cache(older: Path, newer: Path, sequences: list[TokenSequence], cu
 
 
 @pytest.mark.slow
-def test_keys_and_values_that_are_kept_across_the_change_are_named(tmp_path: Path) -> None:
+def test_keys_and_values_that_are_kept_across_the_change_are_named(tmp_path: Path, rows_tried: set[int]) -> None:
     older = other_weights(DEMO, tmp_path / "older", 0.06)
     sequences, cuts = updated_in_flight(older, DEMO)
     sequences, cuts = zip(*((each, cut) for each, cut in zip(sequences, cuts, strict=True) if cut), strict=True)
@@ -170,6 +170,7 @@ def test_keys_and_values_that_are_kept_across_the_change_are_named(tmp_path: Pat
     assert "keys and values of the older ones kept" in mu.verdict.sentence
     assert explanation.parts is not None
     assert explanation.parts.keeps_cache
+    assert rows_tried == set(range(len(sequences)))
 
 
 def tokens_of(lengths: Sequence[int]) -> LoggedTokens:

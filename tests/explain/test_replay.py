@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain import explain
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.explain.predictions import Predictions
-from mismatch_probe.explain.replay import agreement_of_experts
+from mismatch_probe.explain.recorded import agreement_of_experts
 from mismatch_probe.records.findings import ExpertAgreement
 from mismatch_probe.records.sequences import IntArray, KeptSets, LoggedResponse
 from mismatch_probe.report.answers.explain import experts_sentence, explain_answer

@@ -15,8 +15,9 @@ from tests.explain.logs import logged, scored, settings
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 16])
 def test_a_cache_of_older_weights_is_told_from_older_weights(
-    llama: Path, responses: list[TokenSequence], tmp_path: Path, block: int
+    llama: Path, responses: list[TokenSequence], tmp_path: Path, block: int, rows_tried: set[int]
 ) -> None:
+    """A cache that was kept within responses is tried on a few of them, which speak against it."""
     older = other_weights(llama, tmp_path / "older", 0.05)
     log = logged(responses, mu=behind_cache(older, llama, responses, block, Dtype.BF16), pi=scored(llama, responses))
     explanation = explain(settings(llama, weights=({"version": "step 7", "checkpoint": str(older)},)), log)
@@ -24,3 +25,4 @@ def test_a_cache_of_older_weights_is_told_from_older_weights(
     assert pi.verdict.code == "as_declared"
     assert mu.verdict.code == "stale_weights"
     assert "the prompt's key-value cache left by the weights of step 7" in mu.verdict.sentence
+    assert 0 < len(rows_tried) < len(responses)

@@ -72,6 +72,14 @@ def test_checks_that_wait_for_the_same_thing_have_one_sentence(tmp_path: Path, c
 
 
 @pytest.mark.slow
+def test_a_metric_with_two_limits_names_its_pair_once(tmp_path: Path, command_line: CommandLine) -> None:
+    run = simulated_run(tmp_path / "run", FEW)
+    limits = check(metric="kl_k1", max=0.1) + check(metric="kl_k1", min=-0.1)
+    ended = command_line("gate", run.path, "--config", gate_file(tmp_path, f"[gate]{limits}"))
+    assert "inconclusive: kl_k1 of BF16, FP16 and FP32: the first look takes" in ended.stdout
+
+
+@pytest.mark.slow
 def test_checks_that_wait_for_different_things_have_a_sentence_each(tmp_path: Path, command_line: CommandLine) -> None:
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=64))
     probed = command_line("gate", run.path, "--config", STARTER, "--json").document

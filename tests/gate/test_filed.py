@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.findings import Findings, Localization
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import CommandLine, Ended, check, gate_file
 from tests.report.documents import headroom, localization

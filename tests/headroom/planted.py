@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling, HeadroomSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.headroom.run import StageProgressCallback, measure_headroom
-from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.examinations import Headroom
 from tests.tiny_models import make_checkpoint
 
 Change = Callable[[torch.Tensor], torch.Tensor] | float

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.fp16_overflow import MODELS, Trained, examined, trained
 from mismatch_probe.causes.findings import HeadroomCode
-from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.examinations import Headroom
 
 STEPS = 6
 """More than a guard needs: an overflow fires at the second step, and an update lost at each is most of so many."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mismatch_probe.records.headroom import Headroom
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.report.answers.headroom import headroom_answer
 from mismatch_probe.report.screen import print_answer
 from tests.gate.cli import CommandLine

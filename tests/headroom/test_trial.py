@@ -4,7 +4,7 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
-from mismatch_probe.records.headroom import PrecisionTrial, ScaleTrial
+from mismatch_probe.records.examinations import PrecisionTrial, ScaleTrial
 
 
 def trial(error: float | None, further_share: float | None = None) -> PrecisionTrial:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.suspects import PlaceNames
-from mismatch_probe.records.sequences import plan_activation_batches
+from mismatch_probe.records.sequences import TokenSequence, plan_activation_batches
+from mismatch_probe.training_path.precision import undivided_modules
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences
 from tests.tiny_models import make_checkpoint, plant_outliers
@@ -62,6 +64,23 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
 
     twice = bench.hold("infer", "infer again")
     assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"], indirect=True)
+def test_one_id_again_and_again_accuses_nobody_until_a_module_computes_something_else(
+    checkpoint: Checkpoint, engine: Engine, tmp_path: Path, family: str
+) -> None:
+    bench = Bench(checkpoint(family), tmp_path)
+    one_id = [TokenSequence(f"s{number}", [7] * (3 + number), [7] * 40) for number in range(10)]
+    bench.batches = plan_activation_batches(one_id, batch_tokens=400, logit_rows=10_000)
+    bench.record("train")
+    record_activations(engine, bench.batches, bench.store, modules=True)
+    assert bench.hold("infer", "train").suspects == []
+    projection: Any = undivided_modules(bench.model)[1].mlp.down_proj
+    projection.weight.data = projection.weight.data.roll(1, dims=0)
+    bench.record("faulty")
+    (suspect,) = bench.hold("infer", "faulty").suspects
+    assert (suspect.place, suspect.layers, suspect.side) == ("mlp.down_proj", [1], "train")
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-moe"], indirect=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mismatch_probe.localize.engine_job import ONE_AT_A_TIME, TOGETHER, judge_interventions
+from mismatch_probe.localize.jobs import ONE_AT_A_TIME, TOGETHER, judge_interventions
 from mismatch_probe.localize.workspace import TrialNotes
 from mismatch_probe.records.findings import Interventions
 from mismatch_probe.stats.estimator import Estimator

@@ -23,6 +23,7 @@ from mismatch_probe.records.sequences import (
     HEAD,
     ROTARY_KEYS,
     ROTARY_QUERIES,
+    TokenSequence,
     plan_activation_batches,
 )
 from mismatch_probe.training_path.precision import undivided_modules
@@ -69,8 +70,9 @@ def test_every_operation_of_every_layer_is_a_place(twice: Callable[[str], Held],
 
 
 def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    one, other = some_sequences(2)
-    twin = replace(one, id="twin", token_ids=[*one.token_ids[:-2], 7, 7])
+    ids = [*range(3, 250)]
+    one, other = TokenSequence("one", ids[:3], ids[3:43]), TokenSequence("other", ids[43:47], ids[47:88])
+    twin = replace(one, id="twin", token_ids=[*one.token_ids[:-2], 250, 250])
     bench = Bench(checkpoint("llama"), tmp_path)
     bench.batches = plan_activation_batches([one, other, twin], batch_tokens=64, logit_rows=10_000)
     held = bench.twice()
@@ -82,6 +84,18 @@ def test_what_sequences_begin_with_alike_counts_once_by_channel(checkpoint: Chec
         else:
             assert place.infer.total.tokens.tolist() == tokens
             assert by_channel == tokens[0] + tokens[1] + 1
+
+
+def test_tokens_that_are_computed_alike_count_once_by_channel(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    bench = Bench(checkpoint("llama"), tmp_path)
+    one_id = [TokenSequence(f"s{number}", [7] * 3, [7] * (40 + number)) for number in range(3)]
+    bench.batches = plan_activation_batches(one_id, batch_tokens=64, logit_rows=10_000)
+    held = bench.twice()
+    num_positions = max(sequence.num_tokens for sequence in one_id) - 1
+    for place in held.places:
+        assert place.train.total.tokens.sum() > 2 * num_positions
+        by_channel = int(place.train.own_by_number.tokens[0])
+        assert by_channel == (num_positions if place.place in (ROTARY_QUERIES, ROTARY_KEYS, ATTENTION) else 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

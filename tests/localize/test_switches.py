@@ -7,7 +7,7 @@ import torch
 
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import EngineSettings, ModelSettings
-from mismatch_probe.localize.engine_job import KV_CACHE, SWITCHES, run_switch_job, switches_of
+from mismatch_probe.localize.jobs import KV_CACHE, SWITCHES, run_switch_job, switches_of
 from mismatch_probe.localize.workspace import Workspace
 
 

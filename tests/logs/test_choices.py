@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
-from mismatch_probe.logs.findings import LogFinding
+from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.records.sequences import KeptSets, LoggedResponse
 from tests.logs.choices import NUM_EXPERTS, shifted_rows, shifted_sets, with_experts, with_sets
 

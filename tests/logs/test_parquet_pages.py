@@ -12,7 +12,7 @@ import pytest
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS
-from mismatch_probe.logs.parquet_pages import StructReader, TruncatedError
+from mismatch_probe.logs.tables import StructReader, TruncatedError
 from mismatch_probe.reading import Unreadable
 from tests.logs.test_memory import read_within
 

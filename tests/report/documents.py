@@ -6,16 +6,7 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomSettings, LocalizeSettings
 from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.findings import (
-    Intervention,
-    Interventions,
-    Localization,
-    PlaceError,
-    RouterDecisions,
-    SideError,
-    Suspect,
-)
-from mismatch_probe.records.headroom import (
+from mismatch_probe.records.examinations import (
     ActivationFindings,
     GradientFindings,
     GradientRange,
@@ -29,6 +20,15 @@ from mismatch_probe.records.headroom import (
     ScaleUnderflow,
     WeightFindings,
     WeightRange,
+)
+from mismatch_probe.records.findings import (
+    Intervention,
+    Interventions,
+    Localization,
+    PlaceError,
+    RouterDecisions,
+    SideError,
+    Suspect,
 )
 from mismatch_probe.stats.results import Estimate
 

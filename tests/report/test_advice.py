@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.files import EVALUATION
 from mismatch_probe.records.findings import Findings, Localization
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.report.answers.compare import summary_of_run

@@ -6,8 +6,8 @@ import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
+from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.findings import Findings, Localization
-from mismatch_probe.records.headroom import Headroom
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import Filed, render_document, render_html, write_findings_report, write_report
 from mismatch_probe.report.sections.interventions import best_part, together_sentence, write_removed

@@ -1,4 +1,4 @@
-"""`audit` of a real server, as it is and with something changed between: who is as said is not accused, and what is
+"""`audit` of a real server, as it is and with something changed between: who is as declared is not accused, and what is
 changed is named or at least seen.
 """
 
@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mismatch_probe.audit.noise import gumbel_noise
-from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, round_weight
+from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.audit import Audit
+from mismatch_probe.records.examinations import Audit
 from mismatch_probe.records.findings import Findings
 from tests.command_line import probe
 from tests.ports import free_port
@@ -50,14 +49,14 @@ def asking_with(vllm: RealServer, **other: Any) -> Iterator[Proxy]:
 
 
 @slow
-def test_a_greedy_server_is_as_said_and_the_page_says_so(vllm: RealServer, tmp_path: Path) -> None:
+def test_a_greedy_server_is_as_declared_and_the_page_says_so(vllm: RealServer, tmp_path: Path) -> None:
     document = audited(vllm.url, tmp_path / "run", code=ExitCode.PASS)
     agreement = document.agreement
     assert agreement is not None
     assert agreement.equal.value > 0.99
     assert agreement.noise_low < 3
     assert agreement.near_ties == agreement.num_differing
-    assert "As said: the tokens are those of demo in BF16, greedy decoding." in (
+    assert "As declared: the tokens are those of demo in BF16, greedy decoding." in (
         tmp_path / "run" / "report.html"
     ).read_text(encoding="utf-8")
     again = probe("report", tmp_path / "run", "--json")
@@ -99,10 +98,10 @@ def test_other_weights_are_seen_where_none_that_was_tried_fits(
 
 
 @slow
-def test_sampled_tokens_are_as_said_and_each_is_foretold_by_its_seed(vllm: RealServer, tmp_path: Path) -> None:
+def test_sampled_tokens_are_as_declared_and_each_is_foretold_by_its_seed(vllm: RealServer, tmp_path: Path) -> None:
     words = ("--temperature", "1", "--noise", "vllm-cpu")
     document = audited(vllm.url, tmp_path / "run", *words, code=ExitCode.PASS)
-    assert document.mode == "foretold"
+    assert document.mode == "predicted"
     assert document.agreement is not None
     assert document.agreement.equal.value > 0.99
     assert document.law is not None
@@ -216,5 +215,5 @@ def test_the_noise_is_that_of_vllms_kernel() -> None:
     logits = 3 * torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
     seeds = torch.arange(64) * 7919
     drawn = torch.ops._C.fused_gumbel_argmax(logits, seeds)
-    foretold = (logits.double().numpy() + gumbel_noise(seeds.tolist(), 5000)).argmax(axis=1)
-    assert drawn.tolist() == foretold.tolist()
+    predicted = (logits.double().numpy() + gumbel_noise(seeds.tolist(), 5000)).argmax(axis=1)
+    assert drawn.tolist() == predicted.tolist()

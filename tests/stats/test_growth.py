@@ -64,6 +64,17 @@ def test_steps_that_scatter_more_than_their_responses_do_not_grow(num_steps: int
     assert sum(step_growth(each, 0.95) is not None for each in logs) <= 1
 
 
+def test_sums_of_a_log_grow_to_the_kl_that_its_tokens_give() -> None:
+    """Tokens that pi holds for impossible among them."""
+    pair = log([0.01] * 4 + [1.0] * 4)
+    pair.log_pi[-40:] -= 45
+    sums = ResponseSums.of(pair, pair.sequences.steps)
+    growths = [growth_of_sums(sums, 0.95), step_growth(pair, 0.95)]
+    of_sums, of_tokens = (growth.last.value for growth in growths if growth is not None)
+    assert of_sums == pytest.approx(of_tokens, rel=1e-9)
+    assert of_sums > 1
+
+
 def test_a_step_that_comes_back_is_no_growth() -> None:
     assert step_growth(log([0.01] * 4 + [1.0] + [0.01] * 4), 0.95) is None
 

@@ -58,3 +58,13 @@ def test_a_lost_node_ends_the_other_with_one_sentence_and_one_rank_goes_on(
     assert len(recorded(tmp_path / "run")) < STEPS
     on_one_rank(llama, tmp_path, STEPS, "resume", "whole")
     assert rewards(tmp_path / "run") == rewards(one_rank)
+
+
+def test_a_folder_that_the_first_node_cannot_use_ends_both(llama: Path, tmp_path: Path) -> None:
+    """The second node does not wait for a run directory that nobody makes."""
+    (tmp_path / "run").write_text("a file stands where the folder should be")
+    for answer in on_two_nodes(llama, tmp_path, STEPS, "start", "whole"):
+        assert answer.returncode != ExitCode.PASS
+        sentences = [line for line in answer.stderr.splitlines() if line.startswith("mismatch-probe: ")]
+        assert len(sentences) == 1, answer
+        assert str(tmp_path / "run") in sentences[0]

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.findings import LogCode
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.sequences import (
     LEAST_SAMPLED,

@@ -10,6 +10,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.checks.columns import (
     COLUMNS,
     LOG_PROBS,
@@ -28,7 +29,7 @@ from mismatch_probe.logs.checks.sentences import (
     row_findings,
     unrecorded_finding,
 )
-from mismatch_probe.logs.findings import LogCode, LogFinding
+from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.bases import (

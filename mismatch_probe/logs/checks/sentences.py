@@ -7,9 +7,10 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.causes.findings import Level, LogCode
 from mismatch_probe.logs.checks.columns import ColumnSums, ResponseBlock
 from mismatch_probe.logs.checks.rows import LONGEST_HEAD, Copies, EdgeSums, HeadSums, MaskSums, RowSums
-from mismatch_probe.logs.findings import Level, LogCode, LogFinding
+from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_many, write_number, write_share
 from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.copies import CopyTotals

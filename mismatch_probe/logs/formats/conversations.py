@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind, FileLook, look_at
-from mismatch_probe.logs.row import Row, read_lines, read_object
+from mismatch_probe.logs.row import Row, Tell, read_lines, read_object
 from mismatch_probe.records.sequences import LoggedResponse
 
 _GYM: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

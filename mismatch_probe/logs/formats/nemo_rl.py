@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import step_in_name
-from mismatch_probe.logs.row import Row, read_lines, split_by_mask
+from mismatch_probe.logs.row import Row, Tell, read_lines, split_by_mask
 from mismatch_probe.records.sequences import LoggedResponse
 
 _COLUMNS: Final = ("token_ids", "token_loss_mask", "sample_loss_mask", "generation_logprobs", "prev_logprobs")

@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.row import Row, read_lines
+from mismatch_probe.logs.row import Row, Tell, read_lines
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 

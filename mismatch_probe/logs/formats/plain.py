@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind, look_at
 from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
-from mismatch_probe.logs.row import Row, read_lines
+from mismatch_probe.logs.row import LogFinding, Row, Tell, read_lines
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.weight_versions import version_of, weight_spans
 from mismatch_probe.records.sequences import LoggedResponse

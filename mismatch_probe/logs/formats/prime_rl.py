@@ -16,10 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook
-from mismatch_probe.logs.row import Row, read_lines, split_by_mask
+from mismatch_probe.logs.row import Row, Tell, read_lines, split_by_mask
 from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 
 _SCHEMA: Final = 1

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
-from mismatch_probe.logs.row import Row, read_lines
+from mismatch_probe.logs.row import Row, Tell, read_lines
 from mismatch_probe.logs.weight_versions import Spans, version_of, weight_spans
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
 

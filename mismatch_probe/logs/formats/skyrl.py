@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind, step_in_name
 from mismatch_probe.logs.pickles import NUMPY_NAMES, UNREAD, PickleNames, StandIn, load
 from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import LogFinding, Row, Tell
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal
 from mismatch_probe.reading import Unreadable, open_file
 from mismatch_probe.records.sequences import LoggedResponse
@@ -43,7 +43,7 @@ def _skyrl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         with open_file(path) as file:
             batch, num_padding_rows, trajectories = _batch(load(file.read(), NAMES))
     except FileNotFoundError as error:
-        raise UsageError(f"the log {path} does not exist") from error
+        raise UsageError(f"there is no log {path}") from error
     except Unreadable as error:
         raise refusal(path, error) from error
     if num_padding_rows:

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.findings import LogCode, LogFinding, Tell
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook, step_in_name
 from mismatch_probe.logs.recorded_choices import ragged_sets, routed_experts
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import LogFinding, Row, Tell
 from mismatch_probe.logs.tables import read_table
 from mismatch_probe.logs.torch_files import TorchFile, refusal, samples_of, saved_file, saved_row, saved_rows
 from mismatch_probe.logs.weight_versions import Spans, version_of, weight_spans

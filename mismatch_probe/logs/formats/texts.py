@@ -5,10 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds, PromptFileRow
 from mismatch_probe.logs.look import FileLook
-from mismatch_probe.logs.row import Row, read_lines, read_object
+from mismatch_probe.logs.row import Row, Tell, read_lines, read_object
 from mismatch_probe.logs.tables import read_table
 
 _NO_IDS: Final = "it has no token ids and no log-probs"

@@ -6,9 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.row import Row, read_lines
+from mismatch_probe.logs.row import Row, Tell, read_lines
 from mismatch_probe.records.sequences import LoggedResponse
 
 _STEP: Final = "iteration"

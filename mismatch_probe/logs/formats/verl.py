@@ -11,12 +11,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.logs.findings import Tell
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind
 from mismatch_probe.logs.pickles import UNREAD, PickleNames, StandIn, Unread
 from mismatch_probe.logs.recorded_choices import routed_experts
-from mismatch_probe.logs.row import Row
+from mismatch_probe.logs.row import Row, Tell
 from mismatch_probe.logs.torch_files import TENSOR_NAMES, TorchFile, refusal, saved_file
 from mismatch_probe.records.sequences import LoggedResponse
 

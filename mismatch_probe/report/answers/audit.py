@@ -1,14 +1,14 @@
 """`audit`: whether a server's tokens are those of the checkpoint that it is said to serve."""
 
 from mismatch_probe.notation import ABSENT, WrittenNumber, write_count, write_estimate, write_many, write_number
-from mismatch_probe.records.audit import Audit, AuditCandidate
+from mismatch_probe.records.examinations import Audit, AuditCandidate
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Column, Lines, Note, Section, Table, Tile
 
-_BADGES = {"clean": "as said", "bug": "not as said", "undecided": "not told"}
+_BADGES = {"clean": "as declared", "bug": "not as declared", "undecided": "undecided"}
 _MODES = {
     "greedy": "greedy decoding",
-    "foretold": "sampling with noise that is known",
+    "predicted": "sampling with noise that is known",
     "sampled": "sampling with noise that is not known",
 }
 
@@ -25,7 +25,7 @@ def audit_answer(audit: Audit) -> Answer:
         advice=verdict.advice,
         table=_candidates(audit),
         footnote="Fits: the tokens are as that says, up to the rounding of the dtype. Evidence: the log of the "
-        "likelihood over that as said, nats.",
+        "likelihood over that as declared, nats.",
         sections=_audit_sections(audit),
         screen=_screen(audit),
     )
@@ -77,7 +77,7 @@ def _candidates(audit: Audit) -> Table:
 
 
 def _is_judged(candidate: AuditCandidate) -> bool:
-    return candidate.kind != "as said" or candidate.num_differing is not None
+    return candidate.kind != "as declared" or candidate.num_differing is not None
 
 
 def _noise(candidate: AuditCandidate) -> Cell:

@@ -161,6 +161,8 @@ def _pair_on_screen(pair: PairDifference, *, is_headline: bool) -> list[Table | 
 
 
 def _sample(pair: PairDifference) -> str:
+    if not pair.shared_responses and not pair.shared_prompts:
+        return "no prompt is in both runs"
     return (
         f"{write_count(pair.same_responses)} of {write_count(pair.shared_responses)} shared responses have the same "
         f"token ids; {write_many(pair.shared_prompts, 'prompt')} shared"

@@ -57,7 +57,7 @@ def _sentence_of(group: Sequence[CheckResult]) -> str:
     pairs_of: dict[str, list[str]] = {}
     for check in group:
         pairs_of.setdefault(check.measured, []).append(sides_label(*check.pair.split("/")))
-    which = "; ".join(f"{value} of {join_names(pairs)}" for value, pairs in pairs_of.items())
+    which = "; ".join(f"{value} of {join_names(list(dict.fromkeys(pairs)))}" for value, pairs in pairs_of.items())
     return f"{which}: {group[0].waits_for}"
 
 

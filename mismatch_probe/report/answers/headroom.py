@@ -19,7 +19,7 @@ from mismatch_probe.notation import (
     write_number,
     write_share,
 )
-from mismatch_probe.records.headroom import (
+from mismatch_probe.records.examinations import (
     ActivationFindings,
     GradientFindings,
     Headroom,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
-from mismatch_probe.config.nested import differences
+from mismatch_probe.config.load import differences
 from mismatch_probe.notation import (
     ABSENT,
     WrittenNumber,

@@ -1,7 +1,13 @@
 """What each loss scale does to the gradients of an RL loss in FP16."""
 
 from mismatch_probe.notation import ABSENT, write_error, write_many, write_number, write_power
-from mismatch_probe.records.headroom import GradientFindings, GradientRange, PrecisionTrial, ScaleTrial, ScaleUnderflow
+from mismatch_probe.records.examinations import (
+    GradientFindings,
+    GradientRange,
+    PrecisionTrial,
+    ScaleTrial,
+    ScaleUnderflow,
+)
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
 from mismatch_probe.report.view import Block, Column, Figure, Heading, Note, Panel, Section, Table

@@ -194,7 +194,7 @@ def _own_settings_table(summary: Summary) -> Table:
     sides = {"pi": "training path", "mu": "inference engine"}
     columns: list[Column[tuple[PairSummary, SettingsContrast]]] = [
         Column("pair", lambda row: pair_label(row[0])),
-        Column("beside", lambda row: sides_label(*row[1].beside), is_text=True),
+        Column("counterpart", lambda row: sides_label(*row[1].beside), is_text=True),
         Column("side", lambda row: sides[row[1].side], is_text=True),
         Column("what is set otherwise", lambda row: visible(", ".join(row[1].settings)), is_text=True),
         *Column.each(names, lambda name: f"{name}, times", lambda name, row: write_estimate(row[1].ratios.get(name))),

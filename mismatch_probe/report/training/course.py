@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from mismatch_probe.config.nested import flat
+from mismatch_probe.config.load import flat
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.guards.rules.base import metric_words
 from mismatch_probe.notation import join_names, write_count, write_number

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mismatch_probe.config.nested import flat
+from mismatch_probe.config.load import flat
 from mismatch_probe.notation import ABSENT, join_names, write_count, write_number
 from mismatch_probe.records.files import write_text
 from mismatch_probe.records.training_run import MetricCourse, TrainingDirectory, TrainingSummary

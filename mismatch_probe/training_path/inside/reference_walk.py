@@ -31,6 +31,7 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
+from mismatch_probe.training_path.inside.rows_seen import RowsSeen
 from mismatch_probe.training_path.inside.totals import Formats, OwnTarget, SideTotals, SumsBySequence
 
 
@@ -81,6 +82,7 @@ class ReferenceWalk:
         self._between: dict[LayerPlace, SumsBySequence] = {}
         self._routers: dict[int, dict[str, Tensor]] = {}
         self._prefixes: set[int] = set()
+        self._rows: dict[tuple[LayerPlace, str], RowsSeen] = {}
         self._parts: list[_Part] = []
         self._norm_weights: dict[LayerPlace, Tensor | None] = {}
 
@@ -130,10 +132,15 @@ class ReferenceWalk:
         own_targets: dict[str, OwnTarget] = {}
         parts = self._parts_inside(visit)
         norm_weights_C = self._weights_of_norm(visit)
-        for side in self._sides:
-            side_tensors = self._read_place(side, visit)
+        records = {side: self._read_place(side, visit) for side in self._sides}
+        place = visit.layer, visit.place
+        new_T = self._first_T
+        for side, side_tensors in records.items():
             if side_tensors is None:
                 return
+            new_T = new_T & self._are_new(place, side, [*side_tensors[0], side_tensors[1]])
+        for side, side_tensors in records.items():
+            assert side_tensors is not None
             inputs, output, router_logits = side_tensors
             padded_inputs = [
                 self._pass_rows.unpack(tensor, like) for tensor, like in zip(inputs, visit.inputs, strict=True)
@@ -143,13 +150,13 @@ class ReferenceWalk:
             on_input_TC = self._pass_rows.pack(visit.recompute(padded_inputs)) if padded_inputs else target_TC
             tensors[side] = output.to(target_TC.device)
             deciding_logits = None if is_router(visit.place) else router_logits
-            counted_T = self._first_T & self._same_experts(deciding_logits, len(target_TC))
+            counted_T = new_T & self._same_experts(deciding_logits, len(target_TC))
             own_targets[side] = OwnTarget(on_input_TC, counted_T, with_parts_TC, norm_weights_C)
         if visit.takes_errors and visit.layer is not None and visit.place != BLOCK and not parts:
             errors_TC = {side: tensors[side].float() - own_targets[side].on_input_TC for side in self._sides}
             like = visit.output.new_empty(1).expand(visit.output.shape)
             self._parts.append(_Part(visit.layer, visit.place, errors_TC, like))
-        self._add((visit.layer, visit.place), self._sequence_T, target_TC, tensors, own_targets)
+        self._add(place, self._sequence_T, target_TC, tensors, own_targets)
         if visit.layer is not None and is_router(visit.place) and self._top_k is not None:
             logits = {side: tensor.float() for side, tensor in tensors.items()}
             self._add_router(visit.layer, target_TC, logits, self._top_k)
@@ -220,13 +227,24 @@ class ReferenceWalk:
         hidden_TD = batch_pass.hidden_rows(self._pass_rows)
         target_TV = batch_pass.head.logits(hidden_TD[rows])
         logits: dict[str, Tensor] = {}
+        inputs = {side: self._read_tensors(side, None, [key(HEAD, "in0")])[0] for side in self._sides}
+        new_T = self._first_T[rows]
+        for side, inputs_TD in inputs.items():
+            new_T = new_T & self._are_new((None, HEAD), side, [inputs_TD])
         own_targets: dict[str, OwnTarget] = {}
-        for side in self._sides:
-            inputs, output = self._read_tensors(side, None, [key(HEAD, "in0"), key(HEAD, "out")])
-            own_target_TV = batch_pass.head.logits(inputs.to(hidden_TD.device, hidden_TD.dtype))
-            own_targets[side] = OwnTarget(own_target_TV, self._first_T[rows])
+        for side, inputs_TD in inputs.items():
+            own_target_TV = batch_pass.head.logits(inputs_TD.to(hidden_TD.device, hidden_TD.dtype))
+            own_targets[side] = OwnTarget(own_target_TV, new_T)
+            (output,) = self._read_tensors(side, None, [key(HEAD, "out")])
             logits[side] = output.to(target_TV.device)[:, : target_TV.shape[1]]
         self._add((None, HEAD), self._sequence_T[rows], target_TV, logits, own_targets)
+
+    def _are_new(self, place: LayerPlace, side: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Tokens [T] that the side did not compute before from the same numbers to the same numbers.
+
+        Where responses repeat one id, all of their tokens are one draw of rounding.
+        """
+        return self._rows.setdefault((place, side), RowsSeen()).are_new(tensors)
 
     def _is_first(self, prefix: int) -> bool:
         """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from numpy import float32
 
-from mismatch_probe.config.nested import flat
+from mismatch_probe.config.load import flat
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.manifest import CheckpointDifference, ModelIdentity

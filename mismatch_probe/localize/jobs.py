@@ -1,14 +1,19 @@
-"""The engine's job: both sides with one part in FP32 or one setting changed, on the same token ids."""
+"""The jobs: both sides with one part in FP32 or one setting changed, and the walk of the FP32 reference over both.
+
+The engine's job runs first. The training path's scores and records pi on the same ids.
+"""
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from mismatch_probe.compare.plan import sample_requests
 from mismatch_probe.config.examinations import LocalizeSettings
@@ -16,17 +21,25 @@ from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import COMPUTED_IN, Dtype, short_name
 from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.start import start_engine
-from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
+from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts
+from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
-from mismatch_probe.localize.workspace import JobNotes, TrialNotes, Workspace, activation_batches
+from mismatch_probe.localize.workspace import JobInput, JobNotes, TrialNotes, Workspace, activation_batches
 from mismatch_probe.records.findings import Intervention, Interventions
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer, write_sums
 from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import k3_terms
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats
+from mismatch_probe.training_path.batching import plan_batches
+from mismatch_probe.training_path.inside.fp32_parts import ATTENTION, EVERYTHING, model_part_in_fp32, model_parts
+from mismatch_probe.training_path.inside.recording import record_activations as record_training
+from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk
+from mismatch_probe.training_path.loading import choose_device
+from mismatch_probe.training_path.precision import load_reference_model, load_training_model, undivided_modules
+from mismatch_probe.training_path.scorer import Scorer
 
 TOGETHER: Final = "all parts together"
 _WHOLE: Final = ("everything", TOGETHER)
@@ -206,7 +219,7 @@ def run_engine_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNote
         trials = try_engine_parts(workspace, engine, dtype, sequences, tell) if settings.interventions else []
         tell("recording what its layers compute")
         start = time.perf_counter()
-        layout, _ = record_activations(
+        layout, _ = record_engine(
             engine, activation_batches(sequences, task), workspace.activations, modules=settings.modules
         )
         seconds["record infer"] = time.perf_counter() - start
@@ -274,3 +287,100 @@ def run_switch_job(workspace: Workspace, switch: str) -> JobNotes:
     ) as engine:
         trial = try_plain(workspace, "infer", sequences, lambda: replay_in_batches(engine, sequences), switch)
     return JobNotes(trials=[trial])
+
+
+def run_training_job(workspace: Workspace, tell: Callable[[str], None]) -> JobNotes:
+    """`tell` receives how far it is."""
+    task = workspace.read_task()
+    sequences = sequences_of(read_table(workspace.rollouts))
+    notes = JobNotes()
+    _score_and_record(workspace, task, sequences, notes, tell)
+    _walk(workspace, task, sequences, notes, tell)
+    notes.stored_bytes = workspace.activations.num_bytes()
+    return notes
+
+
+def _score_and_record(
+    workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes, tell: Callable[[str], None]
+) -> None:
+    """pi scores every response, plainly and with parts in FP32; what is looked into is recorded besides."""
+    settings = task.settings
+    folder = Path(task.folder)
+    tell(f"loading the model in {settings.train_dtype}")
+    model, arithmetic = load_training_model(
+        folder,
+        settings.train_dtype,
+        settings.training,
+        choose_device(settings.training.device),
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    batches = plan_batches([sequence.num_tokens for sequence in sequences], settings.training.batch_tokens)
+    with Scorer(
+        folder, model, arithmetic, settings.training, temperature=1.0, weights_dtype=settings.train_dtype
+    ) as scorer:
+
+        def score() -> list[ScoredSequence]:
+            batches_of_scores = (scorer.score_batch([sequences[row] for row in rows]) for rows in batches)
+            of_id = {scores.id: scores for batch in batches_of_scores for scores in batch}
+            return [of_id[sequence.id] for sequence in sequences]
+
+        tell("scoring the responses")
+        write_table(workspace.leg("train"), leg_table(sequences, score()))
+        if settings.interventions:
+            try_training_parts(workspace, settings, model, sequences, score, notes, tell)
+        tell("recording what its layers compute")
+        start = time.perf_counter()
+        batches_to_record = activation_batches(sequences, task)
+        record_training(model, arithmetic, batches_to_record, workspace.activations, modules=settings.modules)
+        notes.seconds["record train"] = time.perf_counter() - start
+
+
+def _walk(
+    workspace: Workspace, task: JobInput, sequences: list[TokenSequence], notes: JobNotes, tell: Callable[[str], None]
+) -> None:
+    settings = task.settings
+    tell("loading the FP32 reference")
+    model, arithmetic, _ = load_reference_model(
+        Path(task.folder),
+        Dtype.FP32,
+        settings.training,
+        choose_device(settings.training.device),
+        rounded_to=None,
+        trust_remote_code=settings.model.trust_remote_code,
+    )
+    tell("holding both sides against the FP32 reference")
+    walk = ReferenceWalk(model, arithmetic, workspace.activations, modules=settings.modules)
+    start = time.perf_counter()
+    walk.run(activation_batches(sequences, task))
+    notes.seconds["walk reference"] = time.perf_counter() - start
+    write_sums(workspace.sums, walk.places(), walk.routers())
+    layers = undivided_modules(model)
+    notes.layout = {"layer_paths": [path for path, module in model.named_modules() if module in layers]}
+
+
+def try_training_parts(
+    workspace: Workspace,
+    settings: LocalizeSettings,
+    model: PreTrainedModel,
+    sequences: Sequence[TokenSequence],
+    score: ScoreCall,
+    notes: JobNotes,
+    tell: Callable[[str], None],
+) -> None:
+    """Try every part, every layer, all parts together, and the whole model; `notes` list what cannot be tried."""
+    if not settings.train_dtype.rounds_coarsely or settings.training.precision not in ("weights", "to"):
+        notes.left_out["training path"] = NOT_16_BIT
+        return
+    names = model_parts(model)
+    if settings.training.attention == "flash_attention_2":
+        names.remove(ATTENTION)
+        notes.left_out["attention of the training path"] = "flash_attention_2 does not compute in FP32"
+    parts: dict[str, InFP32] = {name: partial(model_part_in_fp32, model, name) for name in [*names, EVERYTHING]}
+    parts[TOGETHER] = partial(_all_in_fp32, model, [name for name in names if not is_layer(name)])
+    notes.trials += try_parts(workspace, "train", sequences, score, parts, tell)
+
+
+@contextmanager
+def _all_in_fp32(model: PreTrainedModel, parts: Sequence[str]) -> Iterator[int]:
+    with ExitStack() as stack:
+        yield sum(stack.enter_context(model_part_in_fp32(model, part)) for part in parts)
