@@ -216,7 +216,15 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
         difference=manifest.difference_of(pi, mu),
         doubled_first_token=doubled_first_token(prompts),
         lacking_start=None if start is None else (start[1], *share_without(start[0], prompts)),
+        reference=settings_of_reference(manifest, pi),
     )
+
+
+def settings_of_reference(manifest: Manifest, pi: Side) -> dict[str, Any]:
+    """The effective settings of pi's reference; empty where there is none."""
+    reference = manifest.settings.reference_of(pi)
+    stage = None if reference is None else manifest.stages.get(reference.stage("score"))
+    return {} if stage is None else stage.effective_settings
 
 
 def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from mismatch_probe.report.pairs import (
     left_out_sentences,
     level,
     pairs_table,
+    reference_sentences,
     settings_sentences,
     table_footnote,
     terms,
@@ -91,6 +92,7 @@ def _compare_screen(summary: Summary, documents: Sequence[Document]) -> list[Tab
     footnote = table_footnote(summary)
     notes = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
     sentences = [
+        *reference_sentences(summary),
         *contrast_sentences(summary),
         *settings_sentences(summary),
         *few_tokens_sentences(summary),
