@@ -1,5 +1,9 @@
-"""The tables of reports/paper from its records: `python -m scripts.paper FOLDER` writes FOLDER/tables.md."""
+"""The tables of reports/paper from its records: `python -m scripts.paper FOLDER` writes FOLDER/tables.md.
 
+`python -m scripts.paper RUN OTHER ...` says whether ablations have the same numbers, and ends with 1 where they do not.
+"""
+
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from mismatch_probe.report.markdown import markdown_table
 from mismatch_probe.report.screen import in_full
 from mismatch_probe.report.sections.ablation import ablation_tables
 
-_GRIDS = ("precision", "conditions", "guarded", "shapes", "corrections", "sanity")
+_GRIDS = ("precision", "conditions", "guarded", "slow", "shapes", "corrections", "sanity", "smollm2")
 
 
 def tables_of(folder: Path) -> str:
@@ -36,6 +40,30 @@ def tables_of(folder: Path) -> str:
     return "\n\n".join(pieces) + "\n"
 
 
+def numbers_of(run: Path) -> dict[tuple[str, int, str], str]:
+    """Every number of an ablation, as it is written, by its cell, step and name, without what a clock says."""
+    return {
+        (path.parent.name, line["step"], name): json.dumps(value)
+        for path in sorted(run.glob("cells/*/metrics.jsonl"))
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        for name, value in line.items()
+        if not name.startswith("time/")
+    }
+
+
+def differing_numbers(run: Path, other: Path) -> list[tuple[str, int, str]]:
+    """Those that differ, or that one of the two lacks."""
+    first, second = numbers_of(run), numbers_of(other)
+    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    (target / "tables.md").write_text(tables_of(target), encoding="utf-8")
+    target, *others = map(Path, sys.argv[1:])
+    if not others:
+        (target / "tables.md").write_text(tables_of(target), encoding="utf-8")
+    for other in others:
+        differing = differing_numbers(target, other)
+        steps = {key[:2] for key in numbers_of(target)}
+        verdict = f"{len(differing)} differ, first {differing[0]}" if differing else "all the same"
+        print(f"{target} and {other}: {len(numbers_of(target))} numbers of {len(steps)} steps, {verdict}")
+    sys.exit(any(differing_numbers(target, other) for other in others))

@@ -251,9 +251,9 @@ class _Progress:
             self._batches_timed += 1
             self._tokens += event.tokens
             self._seconds += event.seconds
-            self._line.go_on(
-                f"{self._batches_done} of {self._total} batches, {self._tokens / self._seconds:,.0f} tokens/s"
-            )
+            rate = self._tokens / self._seconds
+            pace = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+            self._line.go_on(f"{self._batches_done} of {self._total} batches, {pace} tokens/s")
         elif isinstance(event, StageDone):
             self._end(event)
 

@@ -54,8 +54,9 @@ SIGNS: Final[dict[str, str]] = {
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """`clean`, or `bug: label offset` where the code says more than the kind."""
-    return verdict.kind if verdict.code == verdict.kind else f"{verdict.kind}: {verdict.code.replace('_', ' ')}"
+    """`clean`, or `bug: label offset` where the code says more than the kind; what is undecided is unexplained."""
+    says_more = verdict.code != verdict.kind and (verdict.kind, verdict.code) != ("undecided", "unexplained")
+    return f"{verdict.kind}: {verdict.code.replace('_', ' ')}" if says_more else verdict.kind
 
 
 def advice_parts(advice: str) -> tuple[str, str]:

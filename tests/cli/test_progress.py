@@ -107,6 +107,11 @@ def test_lines_are_sparse(at: At) -> None:
     assert at(40, batch(seconds=10)) == ""
 
 
+def test_a_slow_stage_has_a_rate_above_0(at: At) -> None:
+    at(0, StageStarted(stage=STAGE, batches=4, batches_done=0))
+    assert at(LINE_EVERY_SECONDS, batch(seconds=400)).endswith("1 of 4 batches, 0.25 tokens/s")
+
+
 def test_what_was_recorded_before_a_resume_is_said(at: At) -> None:
     assert at(0, StageStarted(stage=STAGE, batches=100, batches_done=90)).endswith("90 of 100 batches recorded")
     assert at(LINE_EVERY_SECONDS, batch()).endswith("91 of 100 batches, 10 tokens/s")

@@ -357,6 +357,10 @@ def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(tab: Tab, page: 
         assert tab.run(beyond) == 0
         assert tab.run(filled) == panels
         assert tab.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
+        assert tab.run(
+            "[...document.querySelectorAll('h2, summary')].every((each) => "
+            "getComputedStyle(each).breakAfter === 'avoid')"
+        )
     finally:
         tab.call("Emulation.setEmulatedMedia", media="")
         tab.run("dispatchEvent(new Event('afterprint'))")

@@ -9,7 +9,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.verdicts import verdicts
-from mismatch_probe.report.view import Finding
+from mismatch_probe.report.view import Badge, Finding
 from tests.report import samples
 
 PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
@@ -27,6 +27,19 @@ def verdict(kind: str, code: str, sentence: str, *advice: str, evidence: str = "
     return Verdict.model_validate(
         {"kind": kind, "code": code, "sentence": sentence, "evidence": [evidence], "advice": list(advice)}
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [
+        ("undecided", "unexplained", "undecided"),
+        ("bug", "unexplained", "bug: unexplained"),
+        ("bug", "label_offset", "bug: label offset"),
+        ("clean", "clean", "clean"),
+    ],
+)
+def test_a_badge_says_one_state_once(kind: str, code: str, words: str) -> None:
+    assert Badge.of(verdict(kind, code, "So.")).words == words
 
 
 def findings(summary: Summary) -> list[Finding]:

@@ -114,8 +114,11 @@ def ablation_sections(result: AblationResult, manifest: AblationManifest) -> lis
             "reproduce",
             "Reproduce",
             "The same command with the same versions on the same hardware gives the same numbers where the engine is "
-            "deterministic. A cell alone: `train --config settings/CELL.yaml`.",
-            [Command(shlex.join(result.command))],
+            "deterministic. The second line runs one cell alone.",
+            [
+                Command(shlex.join(result.command)),
+                Command(f"mismatch-probe {'sanity' if result.is_sanity else 'train'} --config settings/CELL.yaml"),
+            ],
         ),
     ]
 
@@ -282,7 +285,7 @@ def _cells(result: AblationResult) -> Section:
     return Section(
         "cells",
         "Cells",
-        "Each is a training run in its own folder below `cells/`, with a page of its own.",
+        "Each is a training run in its own folder below cells/, with a page of its own.",
         [_without_empty_columns("One row a cell", result.cells, columns, is_stacked=True)],
     )
 
