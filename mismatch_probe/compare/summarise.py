@@ -223,7 +223,7 @@ def _with_settings_contrasts(
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
     differences = [settings_contrast(settings, pair, pairs, data) for pair in pairs]
     return [
-        with_settings_contrast(pair, difference, None if difference is None else by_name[difference.beside])
+        with_settings_contrast(pair, difference, None if difference is None else by_name[difference.counterpart])
         for pair, difference in zip(pairs, differences, strict=True)
     ]
 

@@ -317,7 +317,7 @@ def settings_contrast(
     ]
     return min(
         pairs_beside,
-        key=lambda contrast: (settings.exact_counterpart(contrast.beside) is None, len(contrast.settings)),
+        key=lambda contrast: (settings.exact_counterpart(contrast.counterpart) is None, len(contrast.settings)),
         default=None,
     )
 
@@ -347,7 +347,7 @@ def _contrast_of(
     if side.dtype != other_side.dtype or side.name == side.dtype or not settings:
         return None
     had = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return SettingsContrast(beside=(other.train, other.infer), side=role, settings=settings, ratios=had)
+    return SettingsContrast(counterpart=(other.train, other.infer), side=role, settings=settings, ratios=had)
 
 
 def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:

@@ -170,9 +170,9 @@ def settings_sentences(summary: Summary) -> list[str]:
     return [
         f"{pair_label(pair)}: {', '.join(contrast.settings)}; {_settings_words(pair, contrast, of_text)}"
         for pair in summary.pairs
-        if (contrast := pair.settings_told_apart) is not None
+        if (contrast := pair.settings_contrast) is not None
         and pair.verdict.kind != "broken"
-        and measures_precision(verdicts[contrast.beside])
+        and measures_precision(verdicts[contrast.counterpart])
     ]
 
 

@@ -232,8 +232,8 @@ def compare_tiles(summary: Summary, documents: Sequence[Document] = ()) -> list[
         ]
     if kind == "bug":
         return [_kl_tile(pair), _cause(summary, pair, localization_of(pair, documents)), _fix(summary, pair)]
-    if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
-        return [_kl_tile(pair), *_settings_tiles(pair.settings_told_apart), *_budget_tiles(pair)]
+    if pair.verdict.code == Code.SETTINGS and pair.settings_contrast is not None:
+        return [_kl_tile(pair), *_settings_tiles(pair.settings_contrast), *_budget_tiles(pair)]
     return [_kl_tile(pair), *_budget_tiles(pair), *_next_step_tiles(summary, pair, documents)]
 
 
