@@ -25,7 +25,8 @@ _MOST_NUMBERS: Final = 2**26
 def routed_experts(row: Row, column: str) -> IntArray | None:
     """Ids of experts [S, L, K] of S tokens from the first on, in L layers; None where the row has none.
 
-    Lists of lists, an array, or the base64 text of an `.npy` file, as vLLM answers. A token that is null has none.
+    Lists of lists, an array, the base64 text of an `.npy` file, as vLLM answers, or NeMo-RL's `nrlre1:int16:SxLxK:` and
+    the base64 text of the numbers. A token that is null has none.
 
     Raises:
         UsageError: it is something else.
@@ -34,7 +35,8 @@ def routed_experts(row: Row, column: str) -> IntArray | None:
     if value is None or isinstance(value, Unread):
         return None
     if isinstance(value, str):
-        value = _npy_array(row, column, value)
+        is_envelope = value.startswith(_ENVELOPE)
+        value = _enveloped_array(row, column, value) if is_envelope else _npy_array(row, column, value)
     if isinstance(value, list):
         value = _without_nulls(value)
     try:
@@ -46,6 +48,22 @@ def routed_experts(row: Row, column: str) -> IntArray | None:
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise row.refusal(f"{column} is no list of tokens, of their layers, of ids of experts")
     return np.clip(array, ABSENT, _LARGEST_ID).astype(np.int32)
+
+
+_ENVELOPE: Final = "nrlre1:"
+_ENVELOPED: Final = ("int8", "int16", "int32", "uint8", "uint16")
+
+
+def _enveloped_array(row: Row, column: str, text: str) -> npt.NDArray[Any]:
+    try:
+        _, dtype, sizes, data = text.split(":", 3)
+        shape = [int(size) for size in sizes.split("x")]
+        if dtype not in _ENVELOPED or len(shape) != 3 or min(shape) < 0:
+            raise ValueError("no ids")
+        array = np.frombuffer(b64decode(data, validate=True), np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    except (BadBase64, ValueError) as error:
+        raise row.refusal(f"{column} is no array as NeMo-RL packs it (nrlre1:DTYPE:SxLxK:BASE64)") from error
+    return array
 
 
 _LEAST_TOKENS: Final = 64

@@ -160,7 +160,7 @@ def left_out_sentences(summary: Summary) -> list[str]:
 def reference_sentences(summary: Summary) -> list[str]:
     """Why the reference is left out where it contradicts itself."""
     findings = [finding for finding in summary.preflight if finding.setting == AGREEMENT]
-    return [f"{finding.what[0].upper()}{finding.what[1:]}. {finding.advice}" for finding in findings]
+    return [f"{finding.what[0].upper()}{finding.what[1:]}." for finding in findings]
 
 
 def settings_sentences(summary: Summary) -> list[str]:

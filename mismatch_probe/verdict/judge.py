@@ -47,7 +47,7 @@ def _with_levels(case: Case, verdict: Verdict) -> Verdict:
     change = level_change_of(case.disagreement)
     if change is None:
         return verdict
-    sentence = f"{change.words[0].upper()}{change.words[1:]}. With the checkpoints of both updates `explain` tells."
+    sentence = f"{change.words[0].upper()}{change.words[1:]}. `explain` with both checkpoints tells which."
     evidence, advice = [*verdict.evidence, change.words], [*verdict.advice, sentence]
     return verdict.model_copy(update={"evidence": evidence, "advice": advice})
 

@@ -130,6 +130,30 @@ def test_a_short_answer_of_sglang_and_one_of_other_tokens_have_no_experts_and_no
         read(written(tmp_path / "bad.jsonl", rows))
 
 
+@pytest.mark.parametrize("packed", [None, "int8", "int16", "int32"])
+def test_nemo_gym_has_lists_or_what_nemo_rl_packs(tmp_path: Path, packed: str | None) -> None:
+    rows = lines_of(DATA / "nemo_gym" / "rollouts.jsonl")
+    output = next(item for item in rows[0]["response"]["output"] if item.get("generation_token_ids"))
+    num_tokens = len(output["prompt_token_ids"]) + len(output["generation_token_ids"])
+    experts = drawn(num_tokens, 4, 2, 8)
+    text = b64encode(experts.astype(packed or "int8").tobytes()).decode()
+    output["routed_experts"] = experts.tolist() if packed is None else f"nrlre1:{packed}:{num_tokens}x4x2:{text}"
+    first = read(written(tmp_path / "rollouts.jsonl", rows))[0][0]
+    assert first.experts is not None
+    assert first.experts.tolist() == experts.tolist()
+
+
+@pytest.mark.parametrize(
+    "text", ["nrlre1:int16", "nrlre1:int16:2x1x2:AAAB", "nrlre1:float:1x1x1:AAAA", "nrlre1:int8:-1x1x1:"]
+)
+def test_what_nemo_rl_packs_otherwise_is_refused(tmp_path: Path, text: str) -> None:
+    rows = lines_of(DATA / "nemo_gym" / "rollouts.jsonl")
+    output = next(item for item in rows[0]["response"]["output"] if item.get("generation_token_ids"))
+    output["routed_experts"] = text
+    with pytest.raises(UsageError, match="routed_experts is no array as NeMo-RL packs it"):
+        read(written(tmp_path / "rollouts.jsonl", rows))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
 @pytest.mark.parametrize("folder", ["train_data", "rollout_data"])
 def test_slime_has_arrays_of_numpy(tmp_path: Path, folder: str, dtype: str) -> None:
@@ -210,6 +234,16 @@ def test_skyrl_pads_experts_and_sets_as_its_sequences(tmp_path: Path) -> None:
         assert len(response.experts) == num_tokens
         assert response.experts[0, 0, 0] == response.num_padding
         assert response.kept.sizes.tolist() == [1] * response.token_ids.size
+
+
+@pytest.mark.parametrize("column", [{"format": "tensor_list", "items": []}, {"values": {}, "cu_seqlens": {}}, None])
+def test_choices_that_skyrl_packs_otherwise_are_left_out_and_its_batch_is_read(tmp_path: Path, column: object) -> None:
+    def add(columns: dict) -> None:
+        columns |= dict.fromkeys(("rollout_expert_indices", "rollout_sample_support"), column)
+
+    responses, _ = read(written_batch(tmp_path, TestSkyrl.FILE.read_bytes(), add))
+    assert responses
+    assert all(response.experts is None and response.kept is None for response in responses)
 
 
 def test_verl_has_jagged_experts_with_a_row_of_zeros_at_the_end() -> None:

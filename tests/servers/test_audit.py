@@ -57,9 +57,9 @@ def test_a_greedy_server_is_as_declared_and_the_page_says_so(vllm: RealServer, t
     assert agreement.equal.value > 0.99
     assert agreement.noise_low < 3
     assert agreement.near_ties == agreement.num_differing
-    assert "As declared: the tokens are those of demo in BF16, greedy decoding." in (
-        tmp_path / "run" / "report.html"
-    ).read_text(encoding="utf-8")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "As declared: the tokens are those of demo in BF16, greedy decoding." in page
+    assert "likelihood over that as declared" not in page
     again = probe("report", tmp_path / "run", "--json")
     assert json.loads(again.stdout)["mode"] == "greedy"
 
@@ -123,6 +123,7 @@ def test_a_provider_that_samples_otherwise_is_named(
         document = audited(proxy.url, tmp_path / "run", "--temperature", "1", code=ExitCode.GATE_FAILED)
     assert document.verdict.cause is not None
     assert name in document.verdict.cause
+    assert "likelihood over that as declared" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 @slow

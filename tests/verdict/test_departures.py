@@ -120,7 +120,7 @@ def test_a_log_with_such_a_change_says_so_and_accuses_no_weights() -> None:
     verdict = judge(case(updated(0, 30, 0.6, rises=False), is_logged=True))
     assert verdict.kind == "undecided"
     assert any("falls at once" in line for line in verdict.evidence)
-    assert any("With the checkpoints of both updates `explain` tells." in line for line in verdict.advice)
+    assert any("`explain` with both checkpoints tells which." in line for line in verdict.advice)
     assert (
         judge(
             case(alone(simulated.clean(simulated.world()))),

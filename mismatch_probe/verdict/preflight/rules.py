@@ -168,8 +168,9 @@ def reference(sides: Sides) -> Iterator[SettingFinding]:
             level="warning",
             setting=AGREEMENT,
             what=f"{what}; its numbers are left out, and the verdict does not rest on them",
-            advice="Install the kernels that the architecture's code asks for when it is loaded (recurrent layers: "
-            "flash-linear-attention, causal-conv1d, mamba-ssm), or another version of transformers; then compare anew.",
+            advice="The reference contradicts itself and is left out: install the kernels that the architecture's code "
+            "asks for when it is loaded (recurrent layers: flash-linear-attention, causal-conv1d, mamba-ssm), or "
+            "another version of transformers, and compare anew.",
         )
 
 
