@@ -148,9 +148,9 @@ class _EngineStages:
             case SampleStage():
                 self._run_sampling(stage)
             case ReplayStage():
-                score, responses = partial(scored_with_starts, self._engine.replay), self._responses_of_side()
-                batches = fixed_batches(len(responses), self._batch_size)  # of a log any number to a prompt
-                run_scores(self._run, stage, responses, batches, score, self._events)
+                score, sequences = partial(scored_with_starts, self._engine.replay), self._responses_of_side()
+                batches = fixed_batches(len(sequences), self._batch_size)  # of a log any number to a prompt
+                run_scores(self._run, stage, sequences, batches, score, self._events)
             case EngineFloorStage():
                 self._run_floor_replay(stage)
             case DecodeAloneStage():
