@@ -120,11 +120,12 @@ def _budget_footnote(summary: Summary) -> str:
     if not laws:
         return ""
     longest = write_count(max(law.measured_up_to for law in laws))
-    notes = [f"length budget: tokens until sequence-level importance sampling keeps an ESS of {laws[0].budget_ess:g}"]
+    meaning = "length budget: the response length, in tokens, at which sequence-level importance sampling has an ESS of"
+    notes = [f"{meaning} {laws[0].budget_ess:g}"]
     if any(law.longest_budget_is_extrapolated for law in laws):
         notes.append(f"* extrapolated beyond the longest response measured, {longest} tokens")
     if any(law.budget_tokens is None for law in laws):
-        notes.append("† none could be fitted: by the closed form ln(1 / ESS) / (2 KL)")
+        notes.append("† not fitted, but by the closed form ln(1 / ESS) / (2 KL)")
     return "; ".join(notes)
 
 

@@ -23,10 +23,9 @@ from mismatch_probe.stats.intervals import (
     squared_variation,
     variance,
 )
-from mismatch_probe.stats.mixture import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.results import LEVEL, Blame, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences, TokenPair, difference
-from mismatch_probe.stats.tails import ErrorTail, TermFunction
+from mismatch_probe.stats.tails import ErrorTail, TermFunction, relative_excess, squared_excess, with_hidden_tail
 
 Monotone = Callable[[Any], Any]
 """A function of a number, or of each number of an array."""

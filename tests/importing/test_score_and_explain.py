@@ -144,6 +144,18 @@ def test_a_log_of_pictures_alone_is_refused_and_one_without_is_scored_whole(
     assert [note for note in log.notes if note.code == "images"] == []
 
 
+def test_every_response_to_a_prompt_is_scored_by_the_engine_too(model: Path, tmp_path: Path) -> None:
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(8)])
+    words = ["--prompts", prompts, "--samples-per-prompt", 3, "--dtype", "bf16", "--max-new-tokens", 24]
+    probe("compare", "--model", model, *words, "--out", tmp_path / "own", "--config", FEW, code=ExitCode.PASS)
+    rows = log_of_run(RunDirectory(tmp_path / "own"), "bf16")
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", code=ExitCode.PASS)
+    probe("score", tmp_path / "run", "--model", model, "--out", tmp_path / "scored", code=ExitCode.PASS)
+    pairs = {(pair.train, pair.infer): pair for pair in RunDirectory(tmp_path / "scored").read_summary().pairs}
+    assert {pair.counts.num_sequences for pair in pairs.values()} == {24}
+    assert pairs["fp32", "fp32"].verdict.kind == "clean"
+
+
 def test_a_log_as_declared_is_explained_by_rounding_alone(imported: Path, explained: Explanation) -> None:
     assert explained.verdict.kind == "clean"
     assert [side.side for side in explained.sides] == ["mu", "pi"]
