@@ -20,13 +20,15 @@ from tests.tiny_models import FAMILIES, HYBRIDS
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 WATCHED = ("tempfile.mkdtemp", "subprocess.Popen")
+KEEPER = "mismatch_probe.children.server"
+"""The process that removes what a killed one leaves; a start that is the process's first begins it."""
 seen: list[str] = []
 watching = False
 
 
 def watch(event: str, arguments: tuple[object, ...]) -> None:
     if watching and event in WATCHED:
-        seen.append(f"{event} {arguments[0]}")
+        seen.append(f"{event} {arguments[:2]}")
 
 
 sys.addaudithook(watch)
@@ -54,7 +56,8 @@ def test_the_first_start_makes_no_folder_and_no_process(
 ) -> None:
     start(llama)
     assert [path.name for path in empty_cache.glob("modelinfos/*Llama*")], "the architecture was new"
-    assert [event for event in events if event.startswith("tempfile") or sys.executable in event] == []
+    started = [event for event in events if KEEPER not in event]
+    assert [event for event in started if event.startswith("tempfile") or sys.executable in event] == []
 
 
 def test_what_is_asked_is_answered_here() -> None:
