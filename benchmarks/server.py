@@ -82,7 +82,7 @@ def publish(run: RunDirectory, seconds: float) -> None:
     stages = run.read_manifest().stages
     print(f"{seconds:.0f} s.\n\n| pair | verdict | {' | '.join(METRICS)} | KL, times bf16/bf16 |\n{'|---' * 6}|")
     for pair in run.read_summary().pairs:
-        contrast = pair.settings_told_apart
+        contrast = pair.settings_contrast
         ratio = "" if contrast is None else write_estimate(contrast.ratios.get("kl_k3"))
         figures = " | ".join(str(write_estimate(pair.metrics.get(name))) for name in METRICS)
         print(f"| {pair_label(pair)} | {pair.verdict.kind}: {pair.verdict.code} | {figures} | {ratio} |")

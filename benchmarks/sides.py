@@ -104,10 +104,12 @@ def without(settings: str, sides: Sequence[str]) -> str:
 
 
 def row(pair: PairSummary, planted: Path) -> str:
-    contrast = pair.settings_told_apart
+    contrast = pair.settings_contrast
     settings = "" if contrast is None else ", ".join(contrast.settings).replace(f"{planted}/", "")
     ratio = (
-        "" if contrast is None else f"{write_estimate(contrast.ratios.get('kl_k3'))} of {sides_label(*contrast.beside)}"
+        ""
+        if contrast is None
+        else f"{write_estimate(contrast.ratios.get('kl_k3'))} of {sides_label(*contrast.counterpart)}"
     )
     verdict = f"{pair.verdict.kind}: {pair.verdict.code}"
     by_rounding = BY_ROUNDING[None if contrast is None else contrast.is_rounding]

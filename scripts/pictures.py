@@ -12,9 +12,11 @@ import argparse
 import ast
 import base64
 import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +44,7 @@ _TEXTS = """(() => {{
     const shown = texts.filter((text) => text.getBoundingClientRect().bottom + scrollY <= {end});
     return shown.map((text) => text.innerText.replace("linear", "").trim());
 }})()"""
+_GAP = "\0"
 WORDS = ROOT / "scripts" / "pictures.json"
 
 
@@ -71,20 +74,40 @@ PICTURES = (
 )
 
 
-def texts_of_code(gap: str = "") -> set[str]:
-    """Every text that stands whole in the code of pages; with a gap also those that code fills in, it at each place."""
+def texts_of_code() -> set[str]:
+    """Every text that stands in the code of pages, with a gap at each place that code fills in."""
     texts = set()
     for path in (ROOT / "mismatch_probe" / "report").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.add(node.value)
-            if gap and isinstance(node, ast.JoinedStr):
-                texts.add("".join(str(part.value) if isinstance(part, ast.Constant) else gap for part in node.values))
+            if isinstance(node, ast.JoinedStr):
+                texts.add("".join(str(part.value) if isinstance(part, ast.Constant) else _GAP for part in node.values))
     return texts
 
 
+def sentences(text: str) -> list[str]:
+    """As far as a full stop, a colon or a semicolon; none that begins with a mark."""
+    return [part.rstrip(" .:;") for part in re.split(r"(?<=[.:;])\s+", text) if part[:1].isalnum()]
+
+
+@cache
+def _sentences_of_code() -> tuple[frozenset[str], re.Pattern[str]]:
+    """Those without a gap, and one pattern of all that have one."""
+    parts = {part for text in texts_of_code() for part in sentences(text)}
+    gapped = {part for part in parts if _GAP in part and sum(map(str.isalpha, part)) > 3}
+    return frozenset(parts), re.compile("|".join(re.escape(part).replace(_GAP, ".+?") for part in gapped))
+
+
+def stale_sentences(texts: Iterable[str]) -> list[str]:
+    """What the present code of pages says nowhere."""
+    full, gapped = _sentences_of_code()
+    parts = [part for text in texts for part in sentences(text)]
+    return [part for part in parts if part not in full and not gapped.fullmatch(part)]
+
+
 def take(tab: Tab, picture: Picture, folder: Path) -> tuple[Path, list[str]]:
-    """The file, and the texts in it that stand whole in the code."""
+    """The file, and the texts in it that stand in the code."""
     if picture.opened:
         tab.run(f"document.querySelector({picture.opened!r}).open = true")
     left, top, width, end = tab.run(_PLACE.format(part=picture.part, most=picture.most_height, foot=_FOOT))
@@ -94,8 +117,8 @@ def take(tab: Tab, picture: Picture, folder: Path) -> tuple[Path, list[str]]:
     shot = tab.call("Page.captureScreenshot", format="webp", quality=_QUALITY, captureBeyondViewport=True, clip=clip)
     path = folder / f"{picture.name}.webp"
     path.write_bytes(base64.b64decode(shot["data"]))
-    texts, code = tab.run(_TEXTS.format(part=picture.part, end=end)), texts_of_code()
-    return path, [text for text in dict.fromkeys(texts) if text in code]
+    texts = tab.run(_TEXTS.format(part=picture.part, end=end))
+    return path, [text for text in dict.fromkeys(texts) if not stale_sentences([text])]
 
 
 def main(runs: Mapping[str, Path]) -> None:

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    BambaConfig,
+    FalconH1Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -23,8 +25,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from mismatch_probe.training_path.loading import maker_of
@@ -78,6 +82,33 @@ FAMILIES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
     ),
 }
 
+_LINEAR: Final[dict[str, Any]] = {
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_MAMBA: Final[dict[str, Any]] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+
+HYBRIDS: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
+    "qwen3.5": lambda **changes: Qwen3_5TextConfig(**{**_SHAPE, **_LINEAR, **changes}),
+    "qwen3-next": lambda **changes: Qwen3NextConfig(
+        **{
+            **_SHAPE,
+            **_LINEAR,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            **changes,
+        }
+    ),
+    "falcon-h1": lambda **changes: FalconH1Config(**{**_SHAPE, **_MAMBA, "mamba_d_ssm": 128, **changes}),
+    "bamba": lambda **changes: BambaConfig(**{**_NO_HEAD_DIM, **_MAMBA, "attn_layer_indices": [1], **changes}),
+}
+"""Families with recurrent layers."""
+
 _EYE: Final[dict[str, Any]] = {"hidden_size": 32, "intermediate_size": 64, "patch_size": 14}
 
 WITH_EYES: Final[dict[str, Callable[..., PreTrainedConfig]]] = {
@@ -119,7 +150,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def make_checkpoint(
     folder: Path | str, family: str = "llama", *, seed: int = 0, init_std: float = 0.2, **config_changes: Any
 ) -> Path:
-    """Write a random model of `family` (of FAMILIES or WITH_EYES) with its tokenizer into `folder`, in safetensors.
+    """Write a random model of `family` (FAMILIES, HYBRIDS, WITH_EYES) with its tokenizer into `folder`, in safetensors.
 
     Weights are stored in FP32 with values exact in BF16, as published checkpoints have. `init_std` is wide enough that
     the next-token distribution is far from uniform; `config_changes` override fields of the transformers config.
@@ -127,7 +158,7 @@ def make_checkpoint(
     key = repr((family, seed, init_std, sorted(config_changes.items())))
     if key not in _made:
         _made[key] = Path(_home.name) / str(len(_made))
-        _write(_made[key], (FAMILIES | WITH_EYES)[family](initializer_range=init_std, **config_changes), seed)
+        _write(_made[key], (FAMILIES | HYBRIDS | WITH_EYES)[family](initializer_range=init_std, **config_changes), seed)
     return copytree(_made[key], Path(folder), dirs_exist_ok=True)
 
 

@@ -133,6 +133,12 @@ class LogCode(Catalogued):
         name="outside_vocabulary",
         level=Level.BROKEN,
     )
+    IMAGES = OfLog(
+        "{number} of {total} responses hold placeholders of images ({count} tokens, id {id}): the log has no pixels, "
+        "so that the checkpoint cannot compute what follows them; they are left out",
+        name="images",
+        level=Level.NOTE,
+    )
     TURNS = OfLog(
         "trajectories of several turns: {trajectories}; all {total} turns after the first begin with the prompt and "
         "the completion of the turn before{anew}",

@@ -100,8 +100,9 @@ _OF_SIDES: Final = ("checkpoint ", "adapter ")
 """The beginnings of the content keys of checkpoints and adapters that single sides load."""
 
 _HARMLESS_SETTINGS: Final = (
-    "asked.", "by_layer", "bounded_by_probe.kv_cache_memory_bytes", "chosen_by_probe", "chunked_head_difference",
-    "environment", "kv_cache_memory_bytes", "max_model_len", "num_kv_blocks", "ranks", "standing_answer.",
+    "agreement_with_itself", "asked.", "by_layer", "bounded_by_probe.kv_cache_memory_bytes", "chosen_by_probe",
+    "chunked_head_difference", "environment", "kv_cache_memory_bytes", "max_model_len", "num_kv_blocks", "ranks",
+    "standing_answer.",
 )  # fmt: skip
 """The beginnings of effective settings that may differ: they follow free memory or the prompts of a part, are measured
 anew, are checked elsewhere, or count the ranks that hold a model.

@@ -134,7 +134,8 @@ class _EngineStages:
         self._requests = sample_requests(prompts, manifest.settings.sampling, side)
         size = manifest.settings.engine.batch_sequences
         assert size is not None, "resolved when the run was made"
-        self._batches = fixed_batches(len(self._requests), size)
+        self._batch_size = size
+        self._sampling_batches = fixed_batches(len(self._requests), size)
 
     def is_recorded(self, stage: Stage) -> bool:
         """Whether the outputs of a stage are recorded; sampling also gives the responses."""
@@ -147,8 +148,9 @@ class _EngineStages:
             case SampleStage():
                 self._run_sampling(stage)
             case ReplayStage():
-                score = partial(scored_with_starts, self._engine.replay)
-                run_scores(self._run, stage, self._responses_of_side(), self._batches, score, self._events)
+                score, sequences = partial(scored_with_starts, self._engine.replay), self._responses_of_side()
+                batches = fixed_batches(len(sequences), self._batch_size)  # of a log any number to a prompt
+                run_scores(self._run, stage, sequences, batches, score, self._events)
             case EngineFloorStage():
                 self._run_floor_replay(stage)
             case DecodeAloneStage():
@@ -173,7 +175,7 @@ class _EngineStages:
             }
             return tables, sum(len(sample.sequence.token_ids) for sample in responses)
 
-        self._work_through(stage, self._batches, work)
+        self._work_through(stage, self._sampling_batches, work)
 
     def _run_floor_replay(self, stage: EngineFloorStage) -> None:
         """Score a few of the responses, each in a batch of its own."""
@@ -255,7 +257,7 @@ class _EngineStages:
             if own_rollouts.num_rows:
                 return sequences_of(own_rollouts)
         parts = self._run.parts(self._sampling.name, self._sampling.outputs)
-        return sequences_of(parts.read(len(self._batches), "rollouts"))
+        return sequences_of(parts.read(len(self._sampling_batches), "rollouts"))
 
 
 def run_engine_over_ranks(

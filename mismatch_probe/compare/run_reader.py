@@ -20,6 +20,7 @@ from mismatch_probe.compare.pair_data import (
     without_zeros_for_missing,
 )
 from mismatch_probe.compare.subsamples import measured_repeats
+from mismatch_probe.compare.verdict_input import settings_of_reference
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import BrokenRecord
@@ -35,6 +36,7 @@ from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, StepGrowth
 from mismatch_probe.stats.sequences import Mask, of_sampled_tokens
 from mismatch_probe.verdict.case import examine_ids
+from mismatch_probe.verdict.preflight.facts import contradiction
 
 
 class RunReader:
@@ -84,7 +86,7 @@ class RunReader:
         legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
         optional = {} if is_rescored else {"mu_prefill": mu.leg("prefill")}
         reference = self._manifest.settings.reference_of(pi)
-        if reference is not None:
+        if reference is not None and contradiction(settings_of_reference(self._manifest, pi)) is None:
             legs["ref"] = reference.leg()
             optional["ref_rounded_pi"] = self._rounded_reference_leg(reference, pi, pi)
             if mu.has_weights_of(pi):

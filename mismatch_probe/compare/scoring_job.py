@@ -6,9 +6,9 @@ layer is done.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mismatch_probe.children.messages import Send
 from mismatch_probe.children.start import RankPlace
@@ -52,6 +52,9 @@ from mismatch_probe.training_path.fit import held_weights, measure_weight_cast
 from mismatch_probe.training_path.loading import has_sdpa, load_config, sdpa_leaves_out
 from mismatch_probe.training_path.rank_group import dismiss, join
 from mismatch_probe.training_path.scorer import RanksScorer, Scorer
+from mismatch_probe.verdict.preflight.facts import AGREEMENT
+
+_RESPONSES_OF_AGREEMENT: Final = 2
 
 
 def run_scoring(run: RunDirectory, manifest: Manifest, job: PlannedJob, events: Send) -> None:
@@ -111,7 +114,8 @@ class _ScoringStages:
             return
         with scorer:
             for stage in stages:
-                send_event(self._events, EffectiveSettings(stage=stage.name, settings=scorer.effective_settings()))
+                settings = {**scorer.effective_settings(), **self._agreement(stage, scorer)}
+                send_event(self._events, EffectiveSettings(stage=stage.name, settings=settings))
                 if isinstance(stage, FullVocabularyStage):
                     sequences = self._by_sampler[stage.mu.sampler]
                     compare_distributions(
@@ -123,6 +127,17 @@ class _ScoringStages:
                     self._score_responses(stage, scorer)
                 else:
                     self._score_floor(stage, scorer)
+
+    def _agreement(self, stage: TrainingStage, scorer: Scorer | RanksScorer) -> dict[str, Any]:
+        """The setting that says whether a reference agrees with itself, measured on two responses before it scores."""
+        side, earlier_settings = stage.side, self._manifest.stages[stage.name].effective_settings
+        if not isinstance(stage, ScoreStage) or side.role != "ref" or side.rounded_to is not None:
+            return {}
+        if AGREEMENT in earlier_settings:
+            return {AGREEMENT: earlier_settings[AGREEMENT]}
+        sequences = list(chain.from_iterable(self._by_sampler[name] for name in stage.samplers))
+        rows = repeated_rows(sequences, _RESPONSES_OF_AGREEMENT)
+        return {AGREEMENT: scorer.agreement_with_itself([sequences[row] for row in rows])}
 
     def _load_model(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import permutations
+from typing import Final
 
 from mismatch_probe import __version__
 from mismatch_probe.compare.pair_data import PairData
@@ -29,7 +30,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.estimator import blame, contrast
+from mismatch_probe.stats.estimator import NO_REFERENCE, blame, contrast
 from mismatch_probe.stats.length import length_law
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
@@ -38,10 +39,12 @@ from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.headline import headline, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
+from mismatch_probe.verdict.preflight.facts import contradiction
 from mismatch_probe.verdict.settings import with_settings_contrast
 from mismatch_probe.verdict.signatures.profile import Disagreement
 
 CONTRASTED_METRICS = ("kl_k3", "abs_logprob_diff")
+CONTRADICTS: Final = "the reference does not agree with itself, so that its log-probs are left out"
 ROUTING_METRICS = ("other_experts", "expert_weight_distance")
 
 
@@ -115,7 +118,8 @@ def _pair_summary(
     closer, not_closer, full_vocabulary = _subsample_metrics(legs, settings, name, data, routing)
     of_whole = None if pair is None else pair.of_whole_responses
     law = None if of_whole is None else length_law(of_whole, level=level)
-    blame_of_pair = None if pair is None else blame(pair, level=level)
+    why_no_reference = CONTRADICTS if contradiction(sides.reference) else NO_REFERENCE
+    blame_of_pair = None if pair is None else blame(pair, level=level, why_no_reference=why_no_reference)
     pi, mu = settings.pi(name[0]), settings.mu(name[1])
     is_logged = pi.logged and mu.logged
     case = Case(
@@ -219,7 +223,7 @@ def _with_settings_contrasts(
     by_name = {(pair.train, pair.infer): pair for pair in pairs}
     differences = [settings_contrast(settings, pair, pairs, data) for pair in pairs]
     return [
-        with_settings_contrast(pair, difference, None if difference is None else by_name[difference.beside])
+        with_settings_contrast(pair, difference, None if difference is None else by_name[difference.counterpart])
         for pair, difference in zip(pairs, differences, strict=True)
     ]
 

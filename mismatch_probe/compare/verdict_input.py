@@ -216,7 +216,15 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
         difference=manifest.difference_of(pi, mu),
         doubled_first_token=doubled_first_token(prompts),
         lacking_start=None if start is None else (start[1], *share_without(start[0], prompts)),
+        reference=settings_of_reference(manifest, pi),
     )
+
+
+def settings_of_reference(manifest: Manifest, pi: Side) -> dict[str, Any]:
+    """The effective settings of pi's reference; empty where there is none."""
+    reference = manifest.settings.reference_of(pi)
+    stage = None if reference is None else manifest.stages.get(reference.stage("score"))
+    return {} if stage is None else stage.effective_settings
 
 
 def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
@@ -309,7 +317,7 @@ def settings_contrast(
     ]
     return min(
         pairs_beside,
-        key=lambda contrast: (settings.exact_counterpart(contrast.beside) is None, len(contrast.settings)),
+        key=lambda contrast: (settings.exact_counterpart(contrast.counterpart) is None, len(contrast.settings)),
         default=None,
     )
 
@@ -339,7 +347,7 @@ def _contrast_of(
     if side.dtype != other_side.dtype or side.name == side.dtype or not settings:
         return None
     had = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return SettingsContrast(beside=(other.train, other.infer), side=role, settings=settings, ratios=had)
+    return SettingsContrast(counterpart=(other.train, other.infer), side=role, settings=settings, ratios=had)
 
 
 def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:

@@ -43,6 +43,7 @@ from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.headline import measures_precision
+from mismatch_probe.verdict.preflight.facts import AGREEMENT
 
 HEADLINE = "abs_logprob_diff"
 
@@ -227,9 +228,14 @@ def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str
     stages = sorted(first.stages.keys() & second.stages.keys())
     yield (
         APPLIED,
-        {name: first.stages[name].effective_settings for name in stages},
-        {name: second.stages[name].effective_settings for name in stages},
+        {name: _read_back(first, name) for name in stages},
+        {name: _read_back(second, name) for name in stages},
     )
+
+
+def _read_back(manifest: Manifest, stage: str) -> dict[str, Any]:
+    """The effective settings of a stage; how far a reference is from itself is a measurement on a run's own tokens."""
+    return {name: value for name, value in manifest.stages[stage].effective_settings.items() if name != AGREEMENT}
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:

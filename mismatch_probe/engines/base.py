@@ -38,7 +38,7 @@ class HeldWeight:
     """A weight as one of an engine's workers holds it."""
 
     digest: int
-    """As `engines.vllm.worker_weights.weight_digest` computes it."""
+    """As `engines.weight_digests.weight_digest` computes it."""
     num_elements: int
     made_of: Mapping[str, int]
     """The checkpoint's tensors that are in it, each with how many times all workers that share the weight hold it;

@@ -26,9 +26,9 @@ from mismatch_probe.records.sequences import EncodedPrompt
 from mismatch_probe.records.tables import ROLLOUTS, write_table
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale, interval, jackknife, ratio, share_interval
-from mismatch_probe.stats.mixture import relative_excess
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences
+from mismatch_probe.stats.tails import relative_excess
 from mismatch_probe.tasks.rewards import Reward, TextResponse, score_responses
 
 if TYPE_CHECKING:

@@ -144,7 +144,9 @@ def _headers(prompts: list[list[int]], special: SpecialTokens) -> Iterator[Famil
             options.append(_option(f"header {body} behind BOS", what, second_place))
     for template in special.templates:
         around = [[*template.prefix, *prompt, *template.suffix] for prompt in prompts]
-        options.append(_option(f"template {template}", "a prompt with the chat template around it", around))
+        num_tokens = len(template.prefix) + len(template.suffix)
+        what = f"a prompt with the chat template around it ({num_tokens} tokens)"
+        options.append(_option(f"template {template}", what, around))
     if options:
         yield Family("extra header", "context", tuple(options))
 

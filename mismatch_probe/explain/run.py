@@ -1,7 +1,7 @@
 """A log explained: floors measured, every hypothesis computed, each side judged, then the log."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -34,7 +34,7 @@ from mismatch_probe.explain.sentences import GRAVEST_FIRST, resolution, verdict_
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.findings import Explanation, PartsReading, SideExplanation
 from mismatch_probe.records.sequences import LoggedResponse
-from mismatch_probe.records.summary import Verdict
+from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.sequences import Ints
 from mismatch_probe.stats.zeros import SURELY_BELOW_ZERO, NearlySure, filled_with_zeros
@@ -92,9 +92,15 @@ _AGREE_FLOORS: Final = 3.0
 
 
 def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
-    """On the log."""
+    """On the log. Log-probs that are missing are left out of all other results, so a bug in the others comes first."""
     gravest = min((side.verdict for side in sides), key=lambda verdict: GRAVEST_FIRST.index(verdict.kind))
-    if len(sides) < 2 or gravest.kind == "broken":
+    if gravest.kind == "broken":
+        bug = next((verdict for side in sides for verdict in _despite_missing(side) if verdict.kind == "bug"), None)
+        if bug is None:
+            return gravest
+        missing_first = Cause.model_validate(gravest.model_dump(include=set(Cause.model_fields)))
+        return bug.model_copy(update={"also": [*bug.also, missing_first]})
+    if len(sides) < 2:
         return gravest
     distance = tokens.columns["mu"] - tokens.columns["pi"]
     apart_nats = float(np.sqrt(np.nanmean(distance[tokens.sampled] ** 2)))
@@ -118,6 +124,15 @@ def overall(sides: Sequence[SideExplanation], tokens: LoggedTokens) -> Verdict:
             }
         )
     return gravest
+
+
+def _despite_missing(side: SideExplanation) -> Iterator[Verdict]:
+    """What a side shows besides log-probs that are missing."""
+    if side.verdict.code != Code.MISSING_LOGPROBS:
+        yield side.verdict
+    elif side.verdict.also:
+        first, *others = side.verdict.also
+        yield Verdict(kind=Code.by_name(first.code).kind, also=others, **first.model_dump())
 
 
 ProgressCallback = Callable[[LoggedSide, int, int, str], None]

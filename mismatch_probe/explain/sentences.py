@@ -154,8 +154,9 @@ def _missing(bench: SideBench, num_missing: int, num_sampled: int) -> Iterator[C
             Code.MISSING_LOGPROBS,
             f"The data is broken: {write_count(num_missing)} log-probs of {SIDES[bench.side]} are missing.",
             [
-                f"{write_share(num_missing, num_sampled)} of its log-probs are NaN, infinite, a floor such as -9999, "
-                "or 0 at tokens that are far from certain; they are left out of all other results"
+                f"{write_share(num_missing, num_sampled)} of its log-probs are not recorded, NaN, infinite, a floor "
+                "such as -9999, 0 at tokens that are far from certain, or copies of the other side's; they are left "
+                "out of all other results"
             ],
         )
 

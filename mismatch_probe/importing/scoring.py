@@ -25,7 +25,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.rows import CHOICES_LEG
 from mismatch_probe.importing.run import LOG_SIDE, note_of
-from mismatch_probe.importing.selection import responses_of_step
+from mismatch_probe.importing.selection import responses_of_step, without_images
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
@@ -98,6 +98,8 @@ def open_scoring(log_run: RunDirectory, path: Path, request: ScoreRequest, optio
     rollouts = responses_of_step(read_table(log_run.rollouts_path), log_run.path, request.step)
     settings = _scoring_settings(first, log_run, request, options)
     preparation = prepare(settings, responses_are_given=True)
+    config = read_config(Path(preparation.manifest.model.folder))
+    rollouts, of_images = without_images(rollouts, config, log_run.path)
     preparation = _with_recorded_ids(preparation, log_run, first.run_key, rollouts)
     engines = [mu for mu in settings.infer_sides if not mu.logged]
     log_mu = settings.mu(LOG_SIDE)
@@ -105,8 +107,8 @@ def open_scoring(log_run: RunDirectory, path: Path, request: ScoreRequest, optio
     everything = pa.concat_tables(copies).combine_chunks()
     manifest = without_sampling(preparation.manifest, f"the responses are those of {log_run.path}", everything)
     logged_sides = [side for side in (log_mu, *settings.train_sides) if side.logged]
-    config = read_config(Path(manifest.model.folder))
     notes = vocabulary_notes(log_run, first, rollouts, vocab_size(config))
+    notes = [*map(note_of, of_images), *notes]
     origin = _origin_with_notes(first.log, rollouts, notes)
     manifest = manifest.model_copy(
         update={"log": origin, "stages": manifest.stages | _logged_stages(first, logged_sides)}
@@ -218,20 +220,28 @@ def explain_responses(
     """The job of `explain_log`; its result is JSON."""
     from mismatch_probe.explain import explain
 
-    responses = logged_responses(RunDirectory(Path(run)), step, most_responses)
-    explanation = explain(ExplainSettings.model_validate(settings), responses, lambda *progress: send(list(progress)))
+    own_settings = ExplainSettings.model_validate(settings)
+    responses = logged_responses(
+        RunDirectory(Path(run)), step, most_responses, read_config(Path(own_settings.model.path))
+    )
+    explanation = explain(own_settings, responses, lambda *progress: send(list(progress)))
     return explanation.model_dump(mode="json")
 
 
-def logged_responses(run: RunDirectory, step: int | None, most: int) -> list[LoggedResponse]:
+def logged_responses(
+    run: RunDirectory, step: int | None, most: int, config: Mapping[str, Any] | None = None
+) -> list[LoggedResponse]:
     """The first `most` responses of a step, with their logged numbers; where sets that tokens were drawn from are
     recorded, those that have them.
+
+    config: the checkpoint's, whose placeholders of images leave a response out.
     """
     manifest = run.read_manifest()
     settings = manifest.settings
     rollouts = responses_of_step(read_table(run.rollouts_path), run.path, step)
     mu = settings.mu(LOG_SIDE)
-    rollouts = rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)).slice(0, most).combine_chunks()
+    rollouts = rollouts.filter(pc.equal(rollouts["sampler"], mu.sampler)).combine_chunks()
+    rollouts = without_images(rollouts, config or {}, run.path)[0].slice(0, most).combine_chunks()
     legs, ids = Legs(run, manifest.run_key), rollouts["id"].to_pylist()
     log_mu = _logged_rows(legs, mu.leg("decode"), ids)
     pi = next((side for side in settings.train_sides if side.logged), None)

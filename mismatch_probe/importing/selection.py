@@ -1,17 +1,25 @@
-"""The contents of a log, and the choice of the responses that the statistics are computed from."""
+"""The contents of a log, and the choice of the responses that the statistics are computed from.
+
+A log has the ids of a prompt's images, a placeholder for each of their patches, and no pixels.
+"""
 
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.row import LogFinding
+from mismatch_probe.notation import write_count
 from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.stats.sequences import Ints, Mask
 
 _DIGEST_BYTES = 8
 
@@ -143,3 +151,47 @@ def responses_of_step(rollouts: pa.Table, run: Path, step: int | None) -> pa.Tab
         range_of_steps = f"{steps[0]} to {steps[-1]}" if steps else "not known"
         raise UsageError(f"{run} has no response of step {step}; its steps are {range_of_steps}: fix --step")
     return rollouts.filter(pc.equal(rollouts["step"], step)).combine_chunks()
+
+
+_PLACEHOLDERS: Final = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+"""Keys of a checkpoint's configuration that name the token of an image's or a film's patches."""
+
+
+def without_images(rollouts: pa.Table, config: Mapping[str, Any], run: Path) -> tuple[pa.Table, list[LogFinding]]:
+    """The responses whose contexts hold no image, and the finding on the others; config: the checkpoint's. A
+    placeholder that the policy sampled shows no image.
+
+    Raises:
+        UsageError: every response holds one.
+    """
+    ids = sorted({config[key] for key in _PLACEHOLDERS if isinstance(config.get(key), int)})
+    if not ids or not rollouts.num_rows:
+        return rollouts, []
+    counts = _count_of_rows(rollouts["prompt_token_ids"], ids)
+    counts += _count_of_rows(rollouts["token_ids"], ids, ~pc.list_flatten(rollouts["sampled"]).to_numpy())
+    is_text = counts == 0
+    if is_text.all():
+        return rollouts, []
+    num_rows, num_tokens, names = int((~is_text).sum()), int(counts.sum()), " or ".join(map(str, ids))
+    if not is_text.any():
+        raise UsageError(
+            f"every response of {run} holds placeholders of images ({write_count(num_tokens)} tokens, id {names}), "
+            "and the log has no pixels: a checkpoint cannot compute what follows them; leave --model out"
+        )
+    finding = LogFinding.of(
+        LogCode.IMAGES,
+        evidence={"responses": num_rows, "tokens": num_tokens, "ids": ids},
+        number=write_count(num_rows),
+        total=write_count(rollouts.num_rows),
+        count=write_count(num_tokens),
+        id=names,
+    )
+    return rollouts.filter(pa.array(is_text)).combine_chunks(), [finding]
+
+
+def _count_of_rows(column: pa.ChunkedArray, ids: list[int], counts: Mask | None = None) -> Ints:
+    """How many of each row's values are among `ids` [N], of those that count [T]."""
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+    is_one = np.isin(pc.list_flatten(column).to_numpy(), ids) & (True if counts is None else counts)
+    rows = np.repeat(np.arange(lengths.size), lengths)
+    return np.asarray(np.bincount(rows[is_one], minlength=lengths.size))

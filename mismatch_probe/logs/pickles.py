@@ -8,7 +8,11 @@ import pickle
 import pickletools
 from collections.abc import Callable, Mapping
 from io import BytesIO
+from math import prod
 from typing import IO, Any, Final, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from mismatch_probe.inert import cut_text, plain
 from mismatch_probe.reading import Unreadable
@@ -57,19 +61,80 @@ PickleNames = Mapping[str, Any]
 
 UNREAD: Final = StandIn(lambda *_, **__: Unread())
 
-NUMPY_NAMES: Final[PickleNames] = dict.fromkeys(
-    (
-        "_codecs.encode",
-        "numpy.dtype",
-        "numpy.ndarray",
-        "numpy._core.multiarray._reconstruct",
-        "numpy._core.multiarray.scalar",
-        "numpy.core.multiarray._reconstruct",
-        "numpy.core.multiarray.scalar",
-    ),
-    UNREAD,
-)
-"""Arrays of numpy in a file that are not read, images for instance."""
+
+class _StateAlone(Unread):
+    """What a pickle gives an object, kept as it is: nothing of it is carried out."""
+
+    __slots__ = ("_state",)
+    _state: Any
+
+    def __new__(cls, *_: Any) -> Self:
+        instance = super().__new__(cls)
+        instance._state = None
+        return instance
+
+    def __setstate__(self, state: Any) -> None:
+        self._state = state
+
+
+class _NumpyKind(_StateAlone):
+    """A dtype of numpy by its name, `i4`; its state begins with a version and the order of bytes."""
+
+    __slots__ = ("_name",)
+    _name: Any
+
+    def __new__(cls, name: Any = None, *_: Any) -> Self:
+        instance = super().__new__(cls)
+        instance._name = name
+        return instance
+
+    @property
+    def numbers(self) -> str | None:
+        """The dtype of numbers in little-endian order; None for another one."""
+        order = self._state[1] if isinstance(self._state, tuple) and len(self._state) > 1 else None
+        return f"<{self._name}" if self._name in _KINDS and order in ("<", "|", "=") else None
+
+
+_KINDS: Final = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+
+
+class NumpyArray(_StateAlone):
+    """An array of numpy whose numbers are read when they are asked for."""
+
+    __slots__ = ()
+
+    def numbers(self) -> npt.NDArray[Any] | None:
+        """None for what is no array of numbers, as an array of objects, or not all there."""
+        if not isinstance(self._state, tuple) or len(self._state) != 5:
+            return None
+        _, shape, kind, is_by_column, data = self._state
+        name = kind.numbers if isinstance(kind, _NumpyKind) else None
+        if name is None or not isinstance(data, bytes) or not isinstance(shape, tuple):
+            return None
+        dtype = np.dtype(name)
+        if any(type(size) is not int or size < 0 for size in shape) or prod(shape) * dtype.itemsize != len(data):
+            return None
+        return np.frombuffer(data, dtype).reshape(shape, order="F" if is_by_column is True else "C")
+
+
+def _latin_bytes(text: Any = None, encoding: Any = None) -> Any:
+    """Bytes as protocol 2 writes them: a text of the characters below 256."""
+    if not isinstance(text, str) or encoding != "latin1":
+        return Unread()
+    return text.encode("latin1")
+
+
+NUMPY_NAMES: Final[PickleNames] = {
+    "_codecs.encode": StandIn(_latin_bytes),
+    "numpy.dtype": StandIn(_NumpyKind),
+    "numpy.ndarray": UNREAD,
+    **{
+        f"numpy.{core}.multiarray.{name}": stand_in
+        for core in ("_core", "core")
+        for name, stand_in in (("_reconstruct", StandIn(NumpyArray)), ("scalar", UNREAD))
+    },
+}
+"""Arrays of numpy, of which those of numbers can be read."""
 
 
 def first_words(start: bytes) -> frozenset[str]:

@@ -25,8 +25,8 @@ _MOST_NUMBERS: Final = 2**26
 def routed_experts(row: Row, column: str) -> IntArray | None:
     """Ids of experts [S, L, K] of S tokens from the first on, in L layers; None where the row has none.
 
-    Lists of lists, an array, or the base64 text of an `.npy` file, as vLLM answers. A token that is null has none. An
-    array of numpy in a pickle is not read.
+    Lists of lists, an array, the base64 text of an `.npy` file, as vLLM answers, or NeMo-RL's `nrlre1:int16:SxLxK:` and
+    the base64 text of the numbers. A token that is null has none.
 
     Raises:
         UsageError: it is something else.
@@ -35,7 +35,8 @@ def routed_experts(row: Row, column: str) -> IntArray | None:
     if value is None or isinstance(value, Unread):
         return None
     if isinstance(value, str):
-        value = _npy_array(row, column, value)
+        is_envelope = value.startswith(_ENVELOPE)
+        value = _enveloped_array(row, column, value) if is_envelope else _npy_array(row, column, value)
     if isinstance(value, list):
         value = _without_nulls(value)
     try:
@@ -47,6 +48,62 @@ def routed_experts(row: Row, column: str) -> IntArray | None:
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise row.refusal(f"{column} is no list of tokens, of their layers, of ids of experts")
     return np.clip(array, ABSENT, _LARGEST_ID).astype(np.int32)
+
+
+_ENVELOPE: Final = "nrlre1:"
+_ENVELOPED: Final = ("int8", "int16", "int32", "uint8", "uint16")
+
+
+def _enveloped_array(row: Row, column: str, text: str) -> npt.NDArray[Any]:
+    try:
+        _, dtype, sizes, data = text.split(":", 3)
+        shape = [int(size) for size in sizes.split("x")]
+        if dtype not in _ENVELOPED or len(shape) != 3 or min(shape) < 0:
+            raise ValueError("no ids")
+        array = np.frombuffer(b64decode(data, validate=True), np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    except (BadBase64, ValueError) as error:
+        raise row.refusal(f"{column} is no array as NeMo-RL packs it (nrlre1:DTYPE:SxLxK:BASE64)") from error
+    return array
+
+
+_LEAST_TOKENS: Final = 64
+"""With fewer, groups of twice the size can hold no expert twice by chance."""
+
+
+def flat_experts(row: Row, column: str, num_tokens: int, sizes: dict[int, int]) -> IntArray | None:
+    """Ids of experts [S, L, K] of all tokens but the last, from SGLang's base64 text of int32, which has no shape.
+
+    A router takes no expert twice, so K is the largest number of ids a layer with which none comes twice. sizes: K by
+    the ids of a token, as an earlier row of the file showed it; a short row without one is not read (None).
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    text = row.columns.get(column)
+    if not isinstance(text, str):
+        return routed_experts(row, column)
+    try:
+        flat = np.frombuffer(b64decode(text, validate=True), "<i4")
+    except (BadBase64, ValueError) as error:
+        raise row.refusal(f"{column} is no base64 text of int32") from error
+    if num_tokens < 2 or not flat.size or flat.size % (num_tokens - 1):
+        return None
+    of_tokens = flat.reshape(num_tokens - 1, -1)
+    num_ids = of_tokens.shape[1]
+    if num_ids not in sizes and num_tokens > _LEAST_TOKENS:
+        sizes[num_ids] = next(
+            size for size in range(num_ids, 0, -1) if num_ids % size == 0 and _are_sets(of_tokens, size)
+        )
+    if num_ids not in sizes:
+        return None
+    experts = of_tokens.reshape(num_tokens - 1, -1, sizes[num_ids])
+    return routed_experts(Row(row.where, {column: experts}), column)
+
+
+def _are_sets(of_tokens: IntArray, size: int) -> bool:
+    """Whether no group of `size` ids holds one twice; an id that is below 0 was not recorded."""
+    groups = np.sort(of_tokens.reshape(-1, size), axis=1)
+    return not ((np.diff(groups, axis=1) == 0) & (groups[:, 1:] >= 0)).any()
 
 
 def _without_nulls(tokens: list[Any]) -> list[Any]:

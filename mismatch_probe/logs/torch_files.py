@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.pickles import NUMPY_NAMES, PickleNames, StandIn, load, texts_of
+from mismatch_probe.logs.pickles import NUMPY_NAMES, NumpyArray, PickleNames, StandIn, load, texts_of
 from mismatch_probe.logs.row import Row
 from mismatch_probe.reading import Unreadable, open_file
 
@@ -234,4 +234,7 @@ def samples_of(path: Path, samples: Any) -> list[dict[str, Any]]:
 
 
 def _read(file: TorchFile, value: Any) -> Any:
+    if isinstance(value, NumpyArray):
+        numbers = value.numbers()
+        return value if numbers is None else numbers
     return file.array(value) if isinstance(value, PickledTensor) else value

@@ -46,6 +46,7 @@ class BreakKind(StrEnum):
     TEMPLATE = "template"
     OBSERVATION = "observation"
     REWRITTEN = "rewritten"
+    PLACEHOLDERS = "placeholders"
 
 
 _WORDS: Final = {
@@ -54,6 +55,7 @@ _WORDS: Final = {
     BreakKind.TEMPLATE: "by what the template writes",
     BreakKind.OBSERVATION: "by a shifted or changed observation",
     BreakKind.REWRITTEN: "by a history written anew",
+    BreakKind.PLACEHOLDERS: "by another number of an image's placeholders",
 }
 
 
@@ -155,10 +157,15 @@ class TurnChecks:
     ) -> None:
         last = trajectory.turns[-1]
         num_old, num_new = edit or (last.ids.size - position, prompt.size - position)
+        placeholders = None if edit is None else _placeholders(last.ids, prompt, position)
+        if placeholders is not None:
+            position, num_old, num_new = placeholders
         old, new = last.ids[position:][:num_old].tolist(), prompt[position:][:num_new].tolist()
         texts = None if self._text_of is None else ("".join(self._text_of(old)), "".join(self._text_of(new)))
         is_same_text = None if texts is None else _is_same_text(*texts, is_end=edit is None)
-        kind = _break_kind(trajectory, position, edit, is_same_text)
+        kind = BreakKind.PLACEHOLDERS
+        if placeholders is None:
+            kind = _break_kind(trajectory, position, edit, is_same_text)
         if kind == BreakKind.DROPPED and len(self._marks) < _MOST_MARKS:
             self._marks[old[0], old[-1]] += 1
         reading = self._reading
@@ -213,7 +220,7 @@ class TurnChecks:
                 all_trajectories=write_count(reading.num_trajectories),
                 kinds=", ".join(f"{write_count(count)} {_WORDS[BreakKind(kind)]}" for kind, count in kinds),
                 marks=self._marks_words(reading.kinds.get(BreakKind.DROPPED, 0)),
-                first=_first_words(reading.breaks[0]),
+                first=reading.breaks[0].words,
                 anew=restarts,
             )
         ]
@@ -364,20 +371,30 @@ def _break_kind(
     return BreakKind.TEMPLATE if num_old <= _SHORT else BreakKind.REWRITTEN
 
 
+_LEAST_PLACEHOLDERS: Final = 16
+"""Equal tokens in a row that stand for the patches of an image, in both prompts."""
+
+
+def _placeholders(old: IntArray, new: IntArray, position: int) -> tuple[int, int, int] | None:
+    """Where a row of one token begins that is longer in one of both, and how long it is in each; None where the
+    sequences first differ elsewhere. They are equal up to `position`.
+    """
+    if position < _LEAST_PLACEHOLDERS:
+        return None
+    token = old[position - 1]
+    start = position - 1
+    while start > 0 and old[start - 1] == token:
+        start -= 1
+    num_old, num_new = (_length_of_run(ids[start:], token) for ids in (old, new))
+    is_run = min(num_old, num_new) >= _LEAST_PLACEHOLDERS and num_old != num_new
+    return (start, num_old, num_new) if is_run else None
+
+
+def _length_of_run(ids: IntArray, token: int) -> int:
+    others = np.flatnonzero(ids != token)
+    return int(others[0]) if others.size else ids.size
+
+
 def _touches(stretches: Sequence[tuple[int, int]], start: int, end: int) -> bool:
     """Whether tokens of [start, end) are in a stretch, or the place `start` of an insertion is inside one."""
     return any(start < last and max(end, start + 1) > first + (start == end) for first, last in stretches)
-
-
-def _first_words(first: TurnBreak) -> str:
-    old, new = (
-        repr(text) if text else f"[{', '.join(map(str, ids))}{', ...' if count > len(ids) else ''}]"
-        for text, ids, count in (
-            (first.old_text, first.old_ids, first.num_old),
-            (first.new_text, first.new_ids, first.num_new),
-        )
-    )
-    change = f"{old} became {new}" if first.num_old and first.num_new else f"{old} is left out"
-    if not first.num_old:
-        change = f"{new} is inserted"
-    return f"{first.where}, token {write_count(first.position)}: {change}"

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from mismatch_probe.notation import write_count
+
 
 class Entry(BaseModel):
     """A part of a document that is still being written; no unknown keys."""
@@ -20,7 +22,8 @@ class TurnBreak(Entry):
     """Counted from 0."""
     kind: str
     """`retokenized` (tokens merged or split), `dropped` (a block left out of what was sampled), `template` (a header,
-    the end of a turn, what a template inserts), `observation` (what a tool wrote), `rewritten`.
+    the end of a turn, what a template inserts), `observation` (what a tool wrote), `rewritten`, `placeholders` (another
+    number of an image's).
     """
     position: int
     num_old: int
@@ -29,6 +32,25 @@ class TurnBreak(Entry):
     new_ids: list[int] = []
     old_text: str = ""
     new_text: str = ""
+
+    @property
+    def words(self) -> str:
+        """Where it is, and what became of which tokens."""
+        place = f"{self.where}, token {write_count(self.position)}"
+        if self.kind == "placeholders":
+            return (
+                f"{place}: {self.old_ids[0]} stands {write_count(self.num_old)} times in a row in the turn before, and "
+                f"{write_count(self.num_new)} times here"
+            )
+        old, new = (
+            repr(text) if text else f"[{', '.join(map(str, ids))}{', ...' if count > len(ids) else ''}]"
+            for text, ids, count in (
+                (self.old_text, self.old_ids, self.num_old),
+                (self.new_text, self.new_ids, self.num_new),
+            )
+        )
+        change = f"{old} became {new}" if self.num_old and self.num_new else f"{old} is left out"
+        return f"{place}: {change if self.num_old else f'{new} is inserted'}"
 
 
 class TurnReading(Entry):

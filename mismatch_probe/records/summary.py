@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from mismatch_probe.causes import Catalogued, VerdictKind
 from mismatch_probe.config.sides import SideName
@@ -199,7 +199,7 @@ class Counts(Record):
 class SettingsContrast(Record):
     """What settings of a side change: the contrast of this pair with its counterpart, which differs in these alone."""
 
-    beside: tuple[SideName, SideName]
+    counterpart: tuple[SideName, SideName] = Field(validation_alias=AliasChoices("counterpart", "beside"))
     side: Literal["pi", "mu"]
     settings: list[str]
     """Each as `name = value` of this pair."""
@@ -248,7 +248,9 @@ class PairSummary(OfSides):
     corrections: list[CorrectionResult] = []
     full_vocabulary: FullVocabularyCheck | None = None
     routing: RoutingCheck | None = None
-    settings_told_apart: SettingsContrast | None = None
+    settings_contrast: SettingsContrast | None = Field(
+        default=None, validation_alias=AliasChoices("settings_contrast", "settings_told_apart")
+    )
     steps: list[StepSummary] = []
     growth: StepGrowth | None = None
     """How the KL grows over the steps of the log, in the newest weights of each; None where it does not grow, by a test

@@ -27,6 +27,7 @@ from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
+from mismatch_probe.verdict.preflight.facts import AGREEMENT
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, noise_sentences, where_the_error_is
 from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
@@ -119,11 +120,12 @@ def _budget_footnote(summary: Summary) -> str:
     if not laws:
         return ""
     longest = write_count(max(law.measured_up_to for law in laws))
-    notes = [f"length budget: tokens until sequence-level importance sampling keeps an ESS of {laws[0].budget_ess:g}"]
+    meaning = "length budget: the response length, in tokens, at which sequence-level importance sampling has an ESS of"
+    notes = [f"{meaning} {laws[0].budget_ess:g}"]
     if any(law.longest_budget_is_extrapolated for law in laws):
         notes.append(f"* extrapolated beyond the longest response measured, {longest} tokens")
     if any(law.budget_tokens is None for law in laws):
-        notes.append("† none could be fitted: by the closed form ln(1 / ESS) / (2 KL)")
+        notes.append("† not fitted, but by the closed form ln(1 / ESS) / (2 KL)")
     return "; ".join(notes)
 
 
@@ -155,6 +157,12 @@ def left_out_sentences(summary: Summary) -> list[str]:
     return [f"Left out: {side_label(name)}. {reason}" for name, reason in summary.left_out.items()]
 
 
+def reference_sentences(summary: Summary) -> list[str]:
+    """Why the reference is left out where it contradicts itself."""
+    findings = [finding for finding in summary.preflight if finding.setting == AGREEMENT]
+    return [f"{finding.what[0].upper()}{finding.what[1:]}." for finding in findings]
+
+
 def settings_sentences(summary: Summary) -> list[str]:
     """What each side's own settings change, where their counterpart has no bug."""
     verdicts = {(pair.train, pair.infer): pair.verdict for pair in summary.pairs}
@@ -162,9 +170,9 @@ def settings_sentences(summary: Summary) -> list[str]:
     return [
         f"{pair_label(pair)}: {', '.join(contrast.settings)}; {_settings_words(pair, contrast, of_text)}"
         for pair in summary.pairs
-        if (contrast := pair.settings_told_apart) is not None
+        if (contrast := pair.settings_contrast) is not None
         and pair.verdict.kind != "broken"
-        and measures_precision(verdicts[contrast.beside])
+        and measures_precision(verdicts[contrast.counterpart])
     ]
 
 

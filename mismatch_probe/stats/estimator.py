@@ -23,10 +23,9 @@ from mismatch_probe.stats.intervals import (
     squared_variation,
     variance,
 )
-from mismatch_probe.stats.mixture import relative_excess, squared_excess, with_hidden_tail
 from mismatch_probe.stats.results import LEVEL, Blame, Estimate, Unit
 from mismatch_probe.stats.sequences import Array, Floats, Mask, Reals, Sequences, TokenPair, difference
-from mismatch_probe.stats.tails import ErrorTail, TermFunction
+from mismatch_probe.stats.tails import ErrorTail, TermFunction, relative_excess, squared_excess, with_hidden_tail
 
 Monotone = Callable[[Any], Any]
 """A function of a number, or of each number of an array."""
@@ -236,7 +235,7 @@ def fewer_prompts(first: Estimate, second: Estimate) -> int | None:
 NO_REFERENCE = "there is no high-precision reference leg"
 
 
-def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
+def blame(pair: TokenPair, level: float = LEVEL, why_no_reference: str = NO_REFERENCE) -> Blame:
     """Root mean square errors of both sides, their correlation, and the components of each.
 
     d = e_pi - e_mu, so rms(d)^2 = rms(e_pi)^2 + rms(e_mu)^2 - 2 mean(e_pi e_mu): uncorrelated errors add in squares
@@ -249,7 +248,7 @@ def blame(pair: TokenPair, level: float = LEVEL) -> Blame:
     components = dict(_rms_of(_measured_contrasts(pair), estimator))
     floors = _floors_of_repeats(pair, level)
     if pair.log_ref is None:
-        reasons = dict.fromkeys(("rms_error_pi", "rms_error_mu", "error_correlation", "share_pi"), NO_REFERENCE)
+        reasons = dict.fromkeys(("rms_error_pi", "rms_error_mu", "error_correlation", "share_pi"), why_no_reference)
         return Blame(None, None, None, rms_difference, None, None, components, floors, reasons)
     error_pi, error_mu = difference(pair.log_pi, pair.log_ref), difference(pair.log_mu, pair.log_ref)
     rms_pi, rms_mu = (estimator.root_mean_square(error, "token") for error in (error_pi, error_mu))

@@ -15,9 +15,9 @@ import numpy as np
 from mismatch_probe.stats.estimator import Estimator, contrast
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import k3_terms, pair_metrics
-from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import Estimate, StepGrowth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Sequences, TokenPair
+from mismatch_probe.stats.tails import LOG_BOUND
 
 LEAST_RATIO: Final = 2.0
 """The lower bound of last over first: less is not worth a headline."""

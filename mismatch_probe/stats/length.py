@@ -13,11 +13,10 @@ from mismatch_probe.stats.bins import PositionGrid, confidence_curves, curve, gr
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import ROUNDING, Scale
 from mismatch_probe.stats.metrics import k3_terms
-from mismatch_probe.stats.mixture import squared_excess
 from mismatch_probe.stats.results import LEVEL, AtLength, CurveBin, Estimate, LengthLaw
 from mismatch_probe.stats.sequences import Floats, TokenPair
 from mismatch_probe.stats.spread import FEWEST_SEQUENCES, Errors, fit_spread
-from mismatch_probe.stats.tails import RARE_UP_TO, error_tail
+from mismatch_probe.stats.tails import RARE_UP_TO, error_tail, squared_excess
 
 _LEVEL: Final = 0.9
 _FOUR_ERRORS_WIDE: Final = 0.95

@@ -21,10 +21,9 @@ import numpy as np
 
 from mismatch_probe.stats.estimator import Estimator, LazyMetrics
 from mismatch_probe.stats.intervals import Scale, ratio
-from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.results import LEVEL, Estimate, Unit
 from mismatch_probe.stats.sequences import Floats, TokenPair
-from mismatch_probe.stats.tails import RARE_UP_TO, ErrorTail, TermFunction, error_tail, pareto_k, scale_tail
+from mismatch_probe.stats.tails import LOG_BOUND, RARE_UP_TO, ErrorTail, TermFunction, error_tail, pareto_k, scale_tail
 
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 

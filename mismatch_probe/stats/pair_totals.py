@@ -13,8 +13,8 @@ import numpy as np
 
 from mismatch_probe.stats.intervals import correlation, squared_variation
 from mismatch_probe.stats.metrics import clip_log_ratios, k3_terms, weight_excess
-from mismatch_probe.stats.mixture import LOG_BOUND, relative_excess
 from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, TokenPair
+from mismatch_probe.stats.tails import LOG_BOUND, relative_excess
 from mismatch_probe.stats.totals import AddableTotals
 
 _MIDDLE: Final = 0.5

@@ -13,9 +13,9 @@ import numpy as np
 from mismatch_probe.stats.bins import PositionGrid
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Function, Scale
-from mismatch_probe.stats.mixture import Mixture, relative_rates
 from mismatch_probe.stats.results import Estimate, FittedEss
 from mismatch_probe.stats.sequences import Floats, Ints
+from mismatch_probe.stats.tails import Mixture, relative_rates
 
 _ROUNDING = 1e-9
 _LARGEST_LOG = 300.0

@@ -21,8 +21,8 @@ from mismatch_probe.guards.sums import Metrics
 from mismatch_probe.provenance.checkpoint import end_token_ids
 from mismatch_probe.records.sequences import SampleRequest, TokenSequence
 from mismatch_probe.records.training_run import SOLVED_FROM, Canary, TrainingDirectory
-from mismatch_probe.stats.mixture import LOG_BOUND
 from mismatch_probe.stats.sequences import Floats, Ints
+from mismatch_probe.stats.tails import LOG_BOUND
 from mismatch_probe.tasks.reward_calls import RewardLimits
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import gather, join_process_group, world_size

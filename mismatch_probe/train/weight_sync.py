@@ -14,7 +14,7 @@ import torch
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.base import Engine, HeldWeight
-from mismatch_probe.engines.vllm.worker_weights import as_numbers, weight_digest
+from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
 from mismatch_probe.guards.probe import SHIFT, SHIFT_FARTHEST, EngineProbes, Probe
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.sequences import Floats

@@ -101,8 +101,9 @@ def fused_sdpa(
     groups = query_BHSD.shape[1] // key_BHSD.shape[1]
     if groups > 1:
         key_BHSD, value_BHSD = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_BHSD, value_BHSD))
+    is_causal = attention_mask is None and query_BHSD.shape[2] > 1  # a single query, behind a cache, sees every key
     output_BHSD = torch.nn.functional.scaled_dot_product_attention(
-        query_BHSD, key_BHSD, value_BHSD, attn_mask=attention_mask, is_causal=attention_mask is None, scale=scaling
+        query_BHSD, key_BHSD, value_BHSD, attn_mask=attention_mask, is_causal=is_causal, scale=scaling
     )
     return output_BHSD.transpose(1, 2).contiguous(), None
 

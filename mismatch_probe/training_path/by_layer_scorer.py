@@ -187,6 +187,10 @@ class LayerByLayerScorer(Scorer):
         size: int = self._model.config.get_text_config().hidden_size
         return size
 
+    def agreement_with_itself(self, sequences: Sequence[TokenSequence]) -> dict[str, Any] | None:
+        """None: each token behind a cache would take a reading of the whole checkpoint."""
+        return None
+
     def effective_settings(self) -> dict[str, Any]:
         """The settings of `Scorer` and the reason for layer by layer; weights outside the layers are on `device`."""
         settings_by_layer = {

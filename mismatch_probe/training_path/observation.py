@@ -1,6 +1,9 @@
-"""The settings that really run: formats, kernels, flags and devices, read back from a model and a short pass."""
+"""The settings that really run: formats, kernels, flags and devices, read back from a model and short passes; and
+whether a model agrees with itself.
+"""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +15,7 @@ from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import Offload
 from mismatch_probe.dtypes import Dtype, short_name
-from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.training_path.arithmetic import Arithmetic, fp32_by_onednn, product_flags
 from mismatch_probe.training_path.batching import ChunkedHead
 from mismatch_probe.training_path.loading import follows_length_beyond, sdpa_leaves_out
@@ -73,12 +76,14 @@ class ProductFormats(TorchDispatchMode):
     """Counts the multiplications of matrix products by the format of their inputs.
 
     `grouped` counts those of experts in one kernel, which autocast does not reach; `multiplications` includes them.
+    Products with weights decide what prevails: a recurrent layer multiplies its states in FP32 whatever its dtype is.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.multiplications: Counter[str] = Counter()
         self.grouped: Counter[str] = Counter()
+        self._without_weights: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -90,17 +95,23 @@ class ProductFormats(TorchDispatchMode):
             self.multiplications.update(count)
             if func is _GROUPED:
                 self.grouped.update(count)
+            if func is aten.bmm.default:
+                self._without_weights.update(count)
         return result
 
     @property
     def prevailing(self) -> str:
         """The format of most multiplications."""
-        return self.multiplications.most_common(1)[0][0]
+        return self._most_common(self.multiplications)
 
     @property
     def prevailing_outside_experts(self) -> str:
         """The format of most multiplications that are not grouped by expert."""
-        return (self.multiplications - self.grouped).most_common(1)[0][0]
+        return self._most_common(self.multiplications - self.grouped)
+
+    def _most_common(self, multiplications: Counter[str]) -> str:
+        with_weights = multiplications - self._without_weights
+        return (with_weights or multiplications).most_common(1)[0][0]
 
     @property
     def prevailing_in_experts(self) -> str | None:
@@ -221,3 +232,66 @@ def _relative_difference(plain: torch.Tensor, chunked_logits: torch.Tensor) -> f
         return 0.0
     difference = (chunked_logits - plain)[finite].abs().max() / plain[finite].abs().max()
     return float(difference)
+
+
+_AGREEMENT_TOKENS: Final = 200
+"""The most of a sequence: no multiple of 64, so that chunked kernels pad, and logits of little memory."""
+_JUDGED_TOKENS: Final = 8
+
+
+def agreement_with_itself(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+    """How far log-probs of the same tokens are from each other in passes that must agree; None without tokens.
+
+    The last tokens of each sequence [S] are scored in one pass, in a pass without its last token (`shorter_nats`), and
+    one by one behind a cache of the tokens before (`cached_nats`): median abs differences in nats, of which
+    `num_tokens` decide. Where the model cannot be run with a cache, `cached_nats` is None and `why_not_cached` says so.
+    """
+    of_shorter, of_cached, why = [], [], None
+    for sequence in sequences:
+        ids_1S = torch.tensor([sequence[:_AGREEMENT_TOKENS]], device=model.device)
+        num_last = min(_JUDGED_TOKENS, (ids_1S.shape[1] - 1) // 2)
+        if num_last < 1:
+            continue
+        targets_J = ids_1S[0, -num_last:]
+        whole_J = _log_probs_of(model(input_ids=ids_1S, use_cache=False).logits[0, -num_last - 1 : -1], targets_J)
+        shorter_J = _log_probs_of(model(input_ids=ids_1S[:, :-1], use_cache=False).logits[0, -num_last:], targets_J)
+        of_shorter.append((whole_J - shorter_J).abs())
+        try:
+            cached_J = _log_probs_of(_logits_behind_cache(model, ids_1S[:, :-1], num_last), targets_J)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {message_of(error)}"
+        else:
+            of_cached.append((whole_J - cached_J).abs())
+    if not of_shorter:
+        return None
+    return {
+        "num_tokens": sum(differences.numel() for differences in of_shorter),
+        "shorter_nats": float(torch.cat(of_shorter).median()),
+        "cached_nats": float(torch.cat(of_cached).median()) if of_cached else None,
+        "why_not_cached": None if of_cached else why,
+    }
+
+
+def _logits_behind_cache(model: PreTrainedModel, ids_1S: torch.Tensor, num_last: int) -> torch.Tensor:
+    """Logits [J, V] at the last places, each computed alone behind the cache of the tokens before it.
+
+    Raises:
+        ValueError: the model returns no cache.
+    """
+    outputs = model(input_ids=ids_1S[:, :-num_last], use_cache=True)
+    name = next((name for name in _CACHES if getattr(outputs, name, None) is not None), None)
+    if name is None:
+        raise ValueError("the model returns no cache")
+    logits = []
+    for place in range(ids_1S.shape[1] - num_last, ids_1S.shape[1]):
+        outputs = model(input_ids=ids_1S[:, place : place + 1], use_cache=True, **{name: getattr(outputs, name)})
+        logits.append(outputs.logits[0])
+    return torch.cat(logits)
+
+
+_CACHES: Final = ("past_key_values", "cache_params")
+
+
+def _log_probs_of(logits_JV: torch.Tensor, targets_J: torch.Tensor) -> torch.Tensor:
+    log_probs_JV = logits_JV.log_softmax(-1, dtype=torch.float64)
+    return log_probs_JV.gather(1, targets_J[:, None])[:, 0]

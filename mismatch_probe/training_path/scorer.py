@@ -25,7 +25,7 @@ from mismatch_probe.training_path.fit import WeightCast, held_weights, measure_w
 from mismatch_probe.training_path.inside.recording import record_routing
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
-from mismatch_probe.training_path.observation import describe_arithmetic, short_pass
+from mismatch_probe.training_path.observation import agreement_with_itself, describe_arithmetic, short_pass
 from mismatch_probe.training_path.passes import PassScorer
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
 from mismatch_probe.training_path.rank_sharding import WholePass, held_share, whole_pass
@@ -160,6 +160,13 @@ class Scorer(PassScorer):
         with memory_errors_named("reading the choice of experts", advice), self._arithmetic.active():
             return record_routing(self._model, sequences)
 
+    def agreement_with_itself(self, sequences: Sequence[TokenSequence]) -> dict[str, Any] | None:
+        """How far passes over the same tokens are apart that must agree; see `observation.agreement_with_itself`."""
+        advice = "use a device with more memory"
+        with memory_errors_named("scoring responses with a cache", advice), self._arithmetic.active():
+            ids = [[*sequence.prompt_token_ids, *sequence.token_ids] for sequence in sequences]
+            return agreement_with_itself(self._model, ids)
+
     def effective_settings(self) -> dict[str, Any]:
         """The effective settings; `dtype` is the format of most multiplications of the short pass.
 
@@ -233,6 +240,10 @@ class RanksScorer(rank_group.HeldByRanks[Scorer]):
     def routing(self, sequences: Sequence[TokenSequence]) -> list[SequenceRouting]:
         routing: list[SequenceRouting] = self._on_every_rank("routing", sequences)
         return routing
+
+    def agreement_with_itself(self, sequences: Sequence[TokenSequence]) -> dict[str, Any] | None:
+        agreement: dict[str, Any] | None = self._on_every_rank("agreement_with_itself", sequences)
+        return agreement
 
     @property
     def batches_at_once(self) -> int:

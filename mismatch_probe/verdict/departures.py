@@ -3,15 +3,20 @@
 The unit is an error that is known to be rounding, on the same tokens: that of the training path here, where the log was
 scored with a checkpoint, else that of the log's other side. Two right sides of one checkpoint differ by less than a
 factor of 4 in it (`one_sided_dtype`).
+
+Weights that change while responses are sampled change the level of the deviation inside each response, at a place of
+its own; a log shows that without checkpoints, and not which weights they are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import write_estimate
+from mismatch_probe.notation import write_estimate, write_many, write_number
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate
@@ -197,3 +202,99 @@ def _units(log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype) 
     exact = log_ref.astype(np.float64)
     floor = Floor.measure(error, exact, np.ones(exact.shape, dtype=np.bool_))
     return np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), FP32_AGREES_NATS)
+
+
+LEAST_PART = 16
+"""Uncertain tokens on either side of a change of level."""
+SURE = 6.5
+"""Standard errors by which the levels of a response's two parts differ; the largest of 1,000 places of 1,000 responses
+without a change, whose tokens are independent, lies 5.5 apart."""
+LEVELS = 3.0
+"""Times the level of the other part, in geometric means."""
+NEAREST = 16
+AT_ONCE = 0.75
+"""Least share of all changes that lies between so many tokens before and behind: growth has little there."""
+_MOST_EQUAL = 0.6
+"""Share of a part's tokens that are equal bit for bit; with more it was copied, not computed otherwise."""
+LEAST_SHARE = 0.15
+"""Of the responses that are long enough; at least LEAST_RESPONSES, of LEAST_PROMPTS prompts."""
+LEAST_RESPONSES = 6
+LEAST_PROMPTS = 3
+ONE_WAY = 4.0
+"""Responses that change in the prevailing direction, over those that change in the other one."""
+SPREAD_OUT = 0.6
+"""Largest share of changes at one place of the context, of the response, or from its end; that has another cause."""
+TOGETHER = 8
+"""Tokens within which two places are one."""
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """Responses whose deviation changes its level inside them, of `num_long` that have the length to show it."""
+
+    num_responses: int
+    num_long: int
+    times: float
+    """The level of the later part over that of the earlier one, in geometric means: the median of these responses."""
+
+    @property
+    def words(self) -> str:
+        how, times = ("rises", self.times) if self.times > 1 else ("falls", 1 / self.times)
+        return (
+            f"the deviation {how} at once, {write_number(times)}-fold at the median, inside {self.num_responses} of "
+            f"{write_many(self.num_long, 'response')} that are long enough to show it, in each at a place of its own: "
+            "from there on one side has other weights (an update while it was sampled) or another context"
+        )
+
+
+def level_change_of(disagreement: Disagreement) -> LevelChange | None:
+    """The change of level inside responses, each at its own place; None where there is none."""
+    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    is_equal, places = disagreement.pair.diff == 0, disagreement.places
+    sizes = np.log(np.maximum(disagreement.logit_errors, 1e-300))
+    changes: list[tuple[float, ...]] = []
+    num_long = 0
+    for row, (start, end) in enumerate(pairwise(sequences.offsets.tolist())):
+        at = np.flatnonzero(uncertain[start:end]) + start
+        if at.size < 2 * LEAST_PART:
+            continue
+        num_long += 1
+        own = sizes[at]
+        change = _change_of_level(np.maximum(own, np.median(own) - np.log(10)))
+        if change is None or max(is_equal[at[: change[0]]].mean(), is_equal[at[change[0] :]].mean()) > _MOST_EQUAL:
+            continue
+        first = int(at[change[0]])
+        changes.append((*change[1:], row, places[first], first - start, end - first))
+    rises = [each for each in changes if each[0] > 0]
+    falls = [each for each in changes if each[0] < 0]
+    more, fewer = (rises, falls) if len(rises) >= len(falls) else (falls, rises)
+    num_prompts = len({int(sequences.cluster_index[int(each[2])]) for each in more})
+    if len(more) < max(LEAST_RESPONSES, LEAST_SHARE * num_long, ONE_WAY * len(fewer)) or num_prompts < LEAST_PROMPTS:
+        return None
+    if sum(each[1] for each in more) / sum(each[0] for each in more) < AT_ONCE:
+        return None
+    if any(_most_together([each[kind] for each in more]) > SPREAD_OUT for kind in (3, 4, 5)):
+        return None
+    return LevelChange(len(more), num_long, float(np.exp(np.median([each[0] for each in more]))))
+
+
+def _change_of_level(sizes: Floats) -> tuple[int, float, float] | None:
+    """The place of the surest change among log sizes, by how much they rise, and by how much between the nearest tokens
+    on both sides; None without one.
+    """
+    count = np.arange(LEAST_PART, sizes.size - LEAST_PART + 1)
+    sums = np.cumsum(sizes)
+    rises = (sums[-1] - sums[count - 1]) / (sizes.size - count) - sums[count - 1] / count
+    pulls = np.abs(rises) * np.sqrt(count * (sizes.size - count) / sizes.size)
+    best = int(pulls.argmax())
+    place, rise = int(count[best]), float(rises[best])
+    within = float(np.sqrt((sizes[:place].var() * place + sizes[place:].var() * (sizes.size - place)) / sizes.size))
+    near = float(sizes[place : place + NEAREST].mean() - sizes[max(0, place - NEAREST) : place].mean())
+    is_sure = pulls[best] > SURE * max(within, 1e-12) and abs(rise) > np.log(LEVELS)
+    return (place, rise, near) if is_sure else None
+
+
+def _most_together(places: Sequence[float]) -> float:
+    """The largest share of places that are one."""
+    values = np.asarray(places)
+    return float(max(np.mean(np.abs(values - value) <= TOGETHER) for value in values))

@@ -12,9 +12,10 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, join_names, write_estimate
 from mismatch_probe.records.examinations import Audit, Headroom
-from mismatch_probe.records.findings import Document, Explanation, Localization, Suspect
+from mismatch_probe.records.findings import Document, Explanation, Localization, SideExplanation, Suspect
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 from mismatch_probe.verdict.curves import step_to_explain
 from mismatch_probe.verdict.headline import HEADROOM, explain_command, foremost, headline, localize_command, overall
 
@@ -22,7 +23,10 @@ _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 BY_EXPLAIN: Final = "explain, with the checkpoint: "
 _BY_LOCALIZE: Final = "localize, inside both sides: "
 _CHECKPOINT_WOULD_TELL: Final = "the checkpoint would tell whether it is a bug"
-_CHECKPOINT_TOLD_NOTHING: Final = "no cause that was computed from the checkpoint explains it (explain)"
+_WHAT_CHECKPOINT_TELLS: Final = {
+    "undecided": "no cause that was computed from the checkpoint explains it (explain)",
+    "broken": "too many log-probs are missing to tell by the checkpoint (explain)",
+}
 _FITS: Final = {
     HeadroomCode.FITS: "the checkpoint fits FP16",
     HeadroomCode.FITS_WITH_LOSS_SCALE: "the checkpoint fits FP16 with a loss scale",
@@ -54,8 +58,10 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     """What an engineer reads first of a summary whose verdicts have what is filed, and on what it rests."""
     pair = foremost(summary.pairs)
     text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, documents)
-    if explanation is not None and explanation.verdict.kind == "undecided":
-        text = text.replace(_CHECKPOINT_WOULD_TELL, _CHECKPOINT_TOLD_NOTHING)
+    if explanation is not None:
+        text = text.replace(
+            _CHECKPOINT_WOULD_TELL, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, _CHECKPOINT_WOULD_TELL)
+        )
     return " ".join([text, *_sentences_behind(pair, documents), *_whether_fp16(summary, documents)])
 
 
@@ -151,9 +157,10 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
     Log-probs that are missing are left out of what is measured, so that they break no verdict on the others.
     """
     result = explanation.verdict
-    if result.kind == "broken":
+    is_sound = result.kind == "clean" or all(map(_is_as_declared, explanation.sides))
+    if result.kind == "broken" and not is_sound:
         return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{BY_EXPLAIN}{result.sentence}"])})
-    if result.kind == "clean":
+    if is_sound:
         evidence = _with_lines(verdict, [f"{BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides])
         if verdict.kind != "undecided" or kl is None:
             return verdict.model_copy(update={"evidence": evidence})
@@ -176,6 +183,14 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
 def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:
     """The lines before the verdict's own evidence, each once."""
     return list(dict.fromkeys([*lines, *verdict.evidence]))
+
+
+def _is_as_declared(side: SideExplanation) -> bool:
+    """Whether the log-probs that a side has are as declared, where no more are missing than a gate passes."""
+    if side.verdict.code == Code.MISSING_LOGPROBS:
+        share = side.num_missing / (side.num_tokens + side.num_missing)
+        return share <= MOST_LEFT_OUT_OF_A_PASS and not side.verdict.also
+    return side.verdict.kind == "clean"
 
 
 def _with_localization(verdict: Verdict, localization: Localization) -> Verdict:

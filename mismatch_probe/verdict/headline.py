@@ -85,8 +85,8 @@ def _of_mean(
     if verdict.kind == "clean":
         sentence = _without_label(verdict.sentence, "Clean: ").removesuffix(".")
         return f"No bug. {sentence}{_but_known(pairs, preflight)}."
-    if verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
-        return f"{_of_settings(pair, pair.settings_told_apart, pairs)}{_but_known(pairs, preflight)}."
+    if verdict.code == Code.SETTINGS and pair.settings_contrast is not None:
+        return f"{_of_settings(pair, pair.settings_contrast, pairs)}{_but_known(pairs, preflight)}."
     if verdict.kind == "precision":
         cost = f"{_what_costs(pair)} KL {_kl_and_limit(pair)}{_closer(pair, contrasts)}"
         return f"No bug. {cost}{_but_known(pairs, preflight)}."
@@ -160,7 +160,7 @@ def _of_settings(pair: PairSummary, contrast: SettingsContrast, pairs: Sequence[
     if not contrast.is_rounding:
         what_lacks = "" if contrast.is_rounding is False else "; FP32 was not run with it"
         return f"Undecided: {answer}{what_lacks}"
-    baseline = next((other for other in pairs if (other.train, other.infer) == contrast.beside), pair)
+    baseline = next((other for other in pairs if (other.train, other.infer) == contrast.counterpart), pair)
     return (
         f"{_capital(answer)}; what {_name_of_pair(baseline)} itself costs is undecided: {_what_would_decide(baseline)}"
     )

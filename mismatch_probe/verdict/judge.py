@@ -9,8 +9,9 @@ from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
 from mismatch_probe.verdict.curves import with_growth
-from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, other_checkpoint
+from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, level_change_of, other_checkpoint
 from mismatch_probe.verdict.headline import with_next_commands
+from mismatch_probe.verdict.preflight.facts import AGREEMENT
 from mismatch_probe.verdict.rounding import (
     beyond_rounding,
     clean,
@@ -36,7 +37,27 @@ def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed after it."""
     verdict = with_unshown_repetitions(case.disagreement, with_noise(case, with_few_tokens(case, _judge(case))))
     full = with_known_differences(case, with_equal_legs(case, verdict))
-    return with_next_commands(case, with_growth(case.growth, full))
+    return with_next_commands(case, with_growth(case.growth, _with_levels(case, _with_contradiction(case, full))))
+
+
+def _with_levels(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict on a log of unknown cause, with a change of level inside its responses: it names no weights."""
+    if not case.is_logged or case.disagreement is None or verdict.kind not in ("undecided", "precision", "clean"):
+        return verdict
+    change = level_change_of(case.disagreement)
+    if change is None:
+        return verdict
+    sentence = f"{change.words[0].upper()}{change.words[1:]}. `explain` with both checkpoints tells which."
+    evidence, advice = [*verdict.evidence, change.words], [*verdict.advice, sentence]
+    return verdict.model_copy(update={"evidence": evidence, "advice": advice})
+
+
+def _with_contradiction(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict, with why the reference is left out where it does not agree with itself, before all evidence."""
+    findings = [finding for finding in case.preflight if finding.setting == AGREEMENT]
+    evidence = [*(finding.what for finding in findings), *verdict.evidence]
+    advice = [*verdict.advice, *(finding.advice for finding in findings)]
+    return verdict.model_copy(update={"evidence": evidence, "advice": advice}) if findings else verdict
 
 
 def _judge(case: Case) -> Verdict:

@@ -144,7 +144,7 @@ def with_settings_contrast(
             baseline=f"{_name_of_counterpart(contrast)}{', where FP32 agrees' if is_sound else ''}",
         )
         verdict = Verdict(kind=kind, also=verdict.also, **cause.model_dump())
-    return pair.model_copy(update={"settings_told_apart": contrast, "verdict": verdict})
+    return pair.model_copy(update={"settings_contrast": contrast, "verdict": verdict})
 
 
 def _names_the_format(verdict: Verdict, contrast: SettingsContrast) -> bool:
@@ -243,4 +243,4 @@ def _holds_1(ratio: Estimate) -> bool:
 
 
 def _name_of_counterpart(contrast: SettingsContrast) -> str:
-    return sides_label(*contrast.beside)
+    return sides_label(*contrast.counterpart)

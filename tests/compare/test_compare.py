@@ -217,3 +217,19 @@ def test_a_model_that_vllm_does_not_support_is_one_sentence(tmp_path: Path) -> N
     answer = compare("--model", model, "--dtype", "bf16", "--out", tmp_path / "run", *SMALL, code=ExitCode.ENVIRONMENT)
     assert "NoSuchForCausalLM" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_model_with_recurrent_layers_is_compared_like_any_other(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "falcon-h1")
+    words = (*SMALL, "--config", FEW, "--dtype", "bf16", "--dtype", "fp32", "--out", tmp_path / "run")
+    compare("--model", model, *words)
+    run = RunDirectory(tmp_path / "run")
+    summary = run.read_summary()
+    assert [pair.verdict.kind for pair in summary.pairs] == ["precision", "clean"]
+    assert {finding.setting for finding in summary.preflight if finding.level != "note"} <= {"state_dtypes"}
+    assert all(pair.blame is not None and "ref" in pair.legs for pair in summary.pairs)
+    agreement = run.read_manifest().stages["score-ref-fp32"].effective_settings["agreement_with_itself"]
+    assert agreement["num_tokens"] > 0
+    assert 0 <= agreement["cached_nats"] < 1e-4
+    compare("--resume", "--out", tmp_path / "run")
+    assert run.read_manifest().stages["score-ref-fp32"].effective_settings["agreement_with_itself"] == agreement

@@ -78,8 +78,8 @@ def test_an_fp8_cache_is_named_as_all_that_differs(run: RunDirectory) -> None:
     judged = pair(run, "bf16/fp8kv")
     assert judged.verdict.code == "settings"
     assert "kv_cache_dtype = fp8 is all that differs from BF16, where FP32 agrees" in judged.verdict.sentence
-    assert judged.settings_told_apart is not None
-    ratio = judged.settings_told_apart.ratios["kl_k3"]
+    assert judged.settings_contrast is not None
+    ratio = judged.settings_contrast.ratios["kl_k3"]
     assert ratio.low is not None
     assert ratio.low > 1
     stages = run.read_manifest().stages
@@ -95,8 +95,8 @@ def test_another_checkpoint_is_named_and_recorded(run: RunDirectory, stale: Path
     assert found.weights.num_other == found.weights.num_tensors
     assert found.weights.largest[0].relative == pytest.approx(0.01, rel=0.3)
     assert (found.config, found.tokenizer, found.chat_template) == ({}, [], "")
-    assert judged.settings_told_apart is not None
-    assert judged.settings_told_apart.settings == [f"checkpoint = {stale}"]
+    assert judged.settings_contrast is not None
+    assert judged.settings_contrast.settings == [f"checkpoint = {stale}"]
     manifest = run.read_manifest()
     assert manifest.checkpoints[str(stale)].fingerprint != manifest.model.fingerprint
 
@@ -112,9 +112,9 @@ def test_a_configuration_that_alone_differs_is_named_by_its_key(run: RunDirector
 def test_the_trainers_precision_is_told_apart_on_the_same_responses(run: RunDirectory) -> None:
     judged = pair(run, "autocast/bf16")
     assert judged.verdict.code == "settings"
-    assert judged.settings_told_apart is not None
-    assert (judged.settings_told_apart.side, judged.settings_told_apart.settings) == ("pi", ["precision = autocast"])
-    paired, apart = judged.settings_told_apart.ratios["kl_k3"], pair(run, "bf16/bf16").metrics["kl_k3"]
+    assert judged.settings_contrast is not None
+    assert (judged.settings_contrast.side, judged.settings_contrast.settings) == ("pi", ["precision = autocast"])
+    paired, apart = judged.settings_contrast.ratios["kl_k3"], pair(run, "bf16/bf16").metrics["kl_k3"]
     unpaired = contrast(judged.metrics["kl_k3"], apart)
     assert paired.value == pytest.approx(unpaired.value)
     assert paired.high / paired.low < unpaired.high / unpaired.low
@@ -124,7 +124,7 @@ def test_the_trainers_precision_is_told_apart_on_the_same_responses(run: RunDire
 def test_where_nothing_was_planted_nothing_is_named(run: RunDirectory) -> None:
     assert pair(run, "bf16/bf16").verdict.code in ("precision", "clean")
     assert pair(run, "fp32/fp32").verdict.kind == "clean"
-    assert pair(run, "bf16/bf16").settings_told_apart is None
+    assert pair(run, "bf16/bf16").settings_contrast is None
 
 
 def test_the_page_and_the_terminal_name_every_side(run: RunDirectory) -> None:

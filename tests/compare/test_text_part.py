@@ -97,6 +97,8 @@ def test_a_package_that_the_model_file_lacks_is_named(monkeypatch: pytest.Monkey
     with pytest.raises(StartRefused, match=r"model file of Seeing \(No module named 'no_such_package'\); install that"):
         import_model_file(WHOLE, TEXT)
     import_model_file(TEXT, TEXT)
+    with pytest.raises(StartRefused, match="model file of Seeing"):
+        import_model_file(part := SimpleNamespace(model_type="seeing_text", architectures=["Seeing"]), part)
 
 
 def test_torchvision_is_stood_in_for_only_while_the_model_file_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def test_settings_that_change_nothing_are_precision(run: RunDirectory) -> None:
     pair = judged(run)
     assert (pair.verdict.kind, pair.verdict.code) == ("precision", "settings")
     assert "enforce_eager = False is all that differs from BF16" in pair.verdict.sentence
-    assert pair.settings_told_apart is not None
-    assert pair.settings_told_apart.ratios["kl_k3"].value == pytest.approx(1)
+    assert pair.settings_contrast is not None
+    assert pair.settings_contrast.ratios["kl_k3"].value == pytest.approx(1)
 
 
 def test_two_training_sides_are_set_against_each_other_on_the_same_tokens(run: RunDirectory) -> None:
@@ -77,9 +77,9 @@ def test_two_training_sides_are_set_against_each_other_on_the_same_tokens(run: R
     settings = manifest.settings.with_more([("y", "bf16")], [], [side])
     stages = manifest.stages | {"score-train-y": manifest.stages["score-train-bf16"]}
     run.write_manifest(manifest.model_copy(update={"settings": settings, "stages": stages}))
-    contrast = judged(run).settings_told_apart
+    contrast = judged(run).settings_contrast
     assert contrast is not None
-    assert (contrast.side, contrast.beside) == ("pi", ("bf16", "bf16"))
+    assert (contrast.side, contrast.counterpart) == ("pi", ("bf16", "bf16"))
     ratio = contrast.ratios["abs_logprob_diff"]
     assert ratio.low is not None
     assert ratio.high is not None
@@ -111,7 +111,7 @@ def test_two_pairs_of_equal_settings_are_no_answer(run: RunDirectory) -> None:
     settings = manifest.settings.model_copy(update={"infer": (side.model_copy(update={"args": {}}),)})
     summary = summarise(run, manifest.model_copy(update={"settings": settings}))
     assert [pair.verdict.code for pair in summary.pairs] == ["unexplained", "unexplained"]
-    assert summary.pairs[-1].settings_told_apart is None
+    assert summary.pairs[-1].settings_contrast is None
     assert summary.headline.startswith("Undecided: ")
 
 

@@ -1,6 +1,7 @@
 """From files to a verdict: what legs recorded of their ids and what stages read back reaches the judgement."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, leg_columns
 from mismatch_probe.records.summary import Summary
 from mismatch_probe.records.tables import ids_key, read_table
-from mismatch_probe.report.pairs import contrast_sentences
+from mismatch_probe.report.pairs import contrast_sentences, reference_sentences
 from mismatch_probe.stats.sequences import MISSING_LOG_PROB
 from mismatch_probe.verdict import preflight
+from mismatch_probe.verdict.preflight.facts import AGREEMENT, Sides
 from tests.simulated_run import Simulation, edit_leg, edit_manifest, simulated_run
 
 pytestmark = pytest.mark.slow
@@ -43,6 +45,53 @@ def codes(run: RunDirectory) -> list[str]:
 def test_a_sound_run_is_precision_and_clean(run: RunDirectory) -> None:
     assert codes(run) == ["precision", "clean"]
     assert judged(run).preflight == []
+
+
+def apart(nats: float) -> Simulation:
+    """A run whose reference lies so far from itself behind a cache."""
+    agreement = {"num_tokens": 16, "shorter_nats": 0.0, "cached_nats": nats, "why_not_cached": None}
+    return replace(WITH_FP32, applied={"score-ref-fp32": {"dtype": "fp32", AGREEMENT: agreement}})
+
+
+@pytest.mark.parametrize("nats", [0.002, 0.125, 3.5])
+def test_a_verdict_does_not_rest_on_a_reference_that_contradicts_itself(tmp_path: Path, nats: float) -> None:
+    summary = judged(simulated_run(tmp_path / "run", apart(nats)))
+    assert [pair.verdict.kind for pair in summary.pairs] == ["precision", "clean"]
+    for pair in summary.pairs:
+        assert "ref" not in pair.legs
+        assert pair.blame is not None
+        assert (pair.blame.share_pi, pair.blame.rms_error_mu) == (None, None)
+        assert pair.blame.unavailable["share_pi"].startswith("the reference does not agree with itself")
+        assert pair.verdict.evidence[0].startswith("the reference does not agree with itself: one by one behind a")
+        assert any("flash-linear-attention" in advice for advice in pair.verdict.advice)
+    assert [finding.setting for finding in summary.preflight] == [AGREEMENT]
+    assert reference_sentences(summary)
+
+
+def test_a_reference_that_agrees_with_itself_is_used(tmp_path: Path) -> None:
+    summary = judged(simulated_run(tmp_path / "run", apart(2e-6)))
+    assert all(pair.blame is not None and "ref" in pair.legs for pair in summary.pairs)
+    assert (summary.preflight, reference_sentences(summary)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("agreement", "says"),
+    [
+        ({"shorter_nats": 0.0, "cached_nats": 0.02}, "one by one behind a cache"),
+        ({"shorter_nats": 0.3, "cached_nats": None}, "without the last token"),
+        ({"shorter_nats": 0.0, "cached_nats": float("nan")}, "one by one behind a cache"),
+        ({"shorter_nats": 2e-6, "cached_nats": 9e-6}, None),
+        ({"shorter_nats": 0.0, "cached_nats": None}, None),
+        (None, None),
+    ],
+)
+def test_a_reference_that_contradicts_itself_is_said(agreement: dict[str, float] | None, says: str | None) -> None:
+    read_back = {"agreement_with_itself": None if agreement is None else {"num_tokens": 16, **agreement}}
+    findings = preflight.preflight(
+        Sides(Dtype.BF16, Dtype.BF16, {"dtype": "bf16"}, {"dtype": "bf16"}, reference=read_back)
+    )
+    assert [finding.setting for finding in findings] == ([] if says is None else ["agreement_with_itself"])
+    assert says is None or says in findings[0].what
 
 
 def test_rows_of_another_order_are_mispaired_by_their_ids(run: RunDirectory) -> None:

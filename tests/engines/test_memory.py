@@ -31,6 +31,12 @@ def test_a_config_without_kv_heads_and_head_dim_counts_all_heads():
     assert kv_cache_bytes(plain, 2, max_model_len=128, num_sequences=1) == 2 * 4 * 16 * 2 * 256
 
 
+def test_a_recurrent_layer_has_room_for_a_state_of_each_sequence():
+    state = SimpleNamespace(**vars(SMALL), mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16)
+    attention_alone = kv_cache_bytes(SMALL, 2, max_model_len=64, num_sequences=3)
+    assert kv_cache_bytes(state, 2, max_model_len=64, num_sequences=3) > attention_alone + 2 * 3 * 4 * 8 * 16 * 16
+
+
 def test_the_cache_of_a_huge_model_stays_within_the_free_memory():
     huge = SimpleNamespace(**{**vars(SMALL), "num_hidden_layers": 10_000, "num_key_value_heads": 128, "head_dim": 256})
     import psutil

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
 from tests.explain.conftest import Explained
-from tests.explain.logs import sampled, scored
+from tests.explain.logs import logged, sampled, scored, settings
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,24 @@ def test_missing_log_probs_are_counted_and_left_out(
     assert (side.verdict.kind, side.verdict.code) == ("broken", "missing_logprobs")
     assert side.num_missing == spoiled
     assert [cause.code for cause in side.verdict.also] == ["temperature"]
+
+
+def with_gaps(columns: list[FloatArray]) -> list[FloatArray]:
+    """Every eighth response was not recorded."""
+    return [np.full_like(column, np.nan) if number % 8 == 7 else column for number, column in enumerate(columns)]
+
+
+def test_a_bug_comes_before_log_probs_that_are_missing(llama: Path, responses: list[TokenSequence]) -> None:
+    log = logged(responses, mu=scored(llama, responses, temperature=0.7), pi=with_gaps(scored(llama, responses)))
+    explanation = explain(settings(llama), log)
+    assert (explanation.verdict.kind, explanation.verdict.code) == ("bug", "temperature")
+    assert [cause.code for cause in explanation.verdict.also] == ["missing_logprobs"]
+
+
+def test_missing_log_probs_alone_are_the_answer(llama: Path, responses: list[TokenSequence]) -> None:
+    log = logged(responses, mu=scored(llama, responses), pi=with_gaps(scored(llama, responses)))
+    explanation = explain(settings(llama), log)
+    assert (explanation.verdict.kind, explanation.verdict.code) == ("broken", "missing_logprobs")
 
 
 def test_a_column_of_zeros_is_missing_and_nothing_else_is_said(

@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +87,73 @@ def test_scoring_a_log_gives_the_numbers_of_the_run_that_it_was_written_by(
     assert logged.blame.rms_error_mu.value == pytest.approx(original.blame.rms_error_mu.value, rel=1e-3)
     assert pairs["fp32", "fp32"].verdict.kind == "clean"
     assert pairs["bf16", "bf16"].verdict.kind == "precision"
+
+
+IMAGE = 300
+
+
+@pytest.fixture(scope="module")
+def seeing(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same checkpoint, whose config names a token for the patches of images."""
+    folder = copytree(model, tmp_path_factory.mktemp("seeing") / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"image_token_id": IMAGE}))
+    return folder
+
+
+def with_pictures(compared: RunDirectory, num_rows: int) -> list[dict[str, Any]]:
+    """The log of the run, whose first rows had a picture before the prompt: what follows fits no text alone."""
+    rows = log_of_run(compared, "bf16")
+    for row in rows[:num_rows]:
+        row["prompt_token_ids"] = [257, *[IMAGE] * 40, *row["prompt_token_ids"][1:]]
+    return rows
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 20])
+def test_responses_behind_a_picture_are_left_out_and_accused_of_nothing(
+    compared: RunDirectory, seeing: Path, tmp_path: Path, num_rows: int
+) -> None:
+    rows = with_pictures(compared, num_rows)
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", code=ExitCode.PASS)
+    words = ["--model", seeing, "--no-engine", "--out", tmp_path / "scored"]
+    probe("score", tmp_path / "run", *words, code=ExitCode.PASS)
+    scored_run = RunDirectory(tmp_path / "scored")
+    log = scored_run.read_manifest().log
+    assert log is not None
+    [note] = [note for note in log.notes if note.code == "images"]
+    assert note.sentence.startswith(f"{num_rows} of {len(rows)} responses hold placeholders of images")
+    assert note.evidence == {"responses": num_rows, "tokens": 40 * num_rows, "ids": [IMAGE]}
+    for pair in scored_run.read_summary().pairs:
+        assert pair.counts.num_sequences == len(rows) - num_rows
+        assert pair.verdict.kind not in ("bug", "broken")
+        assert pair.metrics["abs_logprob_diff"].value < 0.05
+    assert [side.verdict.kind for side in _explained(tmp_path / "run", seeing).sides] == ["clean", "clean"]
+
+
+def test_a_log_of_pictures_alone_is_refused_and_one_without_is_scored_whole(
+    compared: RunDirectory, imported: Path, seeing: Path, tmp_path: Path
+) -> None:
+    rows = with_pictures(compared, 24)
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", code=ExitCode.PASS)
+    words = ["--model", seeing, "--no-engine", "--out", tmp_path / "scored"]
+    refused = probe("score", tmp_path / "run", *words, code=ExitCode.USAGE)
+    assert "the log has no pixels" in refused.stderr
+    probe("score", imported, *words, code=ExitCode.PASS)
+    log = RunDirectory(tmp_path / "scored").read_manifest().log
+    assert log is not None
+    assert [note for note in log.notes if note.code == "images"] == []
+
+
+def test_every_response_to_a_prompt_is_scored_by_the_engine_too(model: Path, tmp_path: Path) -> None:
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(8)])
+    words = ["--prompts", prompts, "--samples-per-prompt", 3, "--dtype", "bf16", "--max-new-tokens", 24]
+    probe("compare", "--model", model, *words, "--out", tmp_path / "own", "--config", FEW, code=ExitCode.PASS)
+    rows = log_of_run(RunDirectory(tmp_path / "own"), "bf16")
+    probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", code=ExitCode.PASS)
+    probe("score", tmp_path / "run", "--model", model, "--out", tmp_path / "scored", code=ExitCode.PASS)
+    pairs = {(pair.train, pair.infer): pair for pair in RunDirectory(tmp_path / "scored").read_summary().pairs}
+    assert {pair.counts.num_sequences for pair in pairs.values()} == {24}
+    assert pairs["fp32", "fp32"].verdict.kind == "clean"
 
 
 def test_a_log_as_declared_is_explained_by_rounding_alone(imported: Path, explained: Explanation) -> None:

@@ -177,7 +177,7 @@ def test_a_step_of_which_many_responses_are_copies_is_not_judged(folder: Path, g
 @pytest.mark.parametrize("words", [(), ("--format", "plain")])
 def test_a_folder_that_does_not_exist_ends_with_2(folder: Path, words: tuple[str, ...]) -> None:
     answer = probe("watch", folder / "none", "--every", 0.1, *words, code=ExitCode.USAGE)
-    assert "does not exist" in answer.stderr
+    assert "there is no log" in answer.stderr
 
 
 def test_a_file_with_other_steps_than_its_name_says_is_not_judged_as_one(folder: Path) -> None:

@@ -27,7 +27,7 @@ def test_an_unknown_name_is_refused_with_the_formats(tmp_path):
 
 
 def test_nothing_there_is_a_sentence(tmp_path):
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match="there is no log"):
         recognise(tmp_path / "none")
 
 

@@ -1,6 +1,7 @@
 """Experts and sets as each system's files hold them."""
 
 import json
+import pickle
 from base64 import b64encode
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.logs.pickles import NUMPY_NAMES, NumpyArray, load
 from mismatch_probe.records.sequences import IntArray, LoggedResponse
 from tests.logs.choices import rows_of, with_experts, with_sets
 from tests.logs.reading import DATA, lines_of, read, written
@@ -85,6 +87,109 @@ def test_answers_of_vllm_have_experts_in_base64_and_sets_as_lists(tmp_path: Path
     assert response.kept.ids.tolist() == response.token_ids.tolist()
 
 
+def sglang(tmp_path: Path, experts: list[IntArray], num_prompt: int = 5) -> list[LoggedResponse]:
+    """Answers as SGLang's `/generate` writes them, whose experts are the base64 text of a flat int32 array."""
+    rows = []
+    for array in experts:
+        length = len(array) + 1 - num_prompt
+        meta = {
+            "prompt_tokens": num_prompt,
+            "input_token_logprobs": [[None, 27, None], *[[-1.5, 27, None]] * (num_prompt - 1)],
+            "output_token_logprobs": [[-0.5, 26, None]] * length,
+            "routed_experts": b64encode(array.astype("<i4").tobytes()).decode(),
+        }
+        rows.append({"text": "a", "output_ids": [26] * length, "meta_info": meta})
+    return read(written(tmp_path / "answers.jsonl", rows))[0]
+
+
+def drawn(num_tokens: int, layers: int, size: int, num_experts: int, seed: int = 0) -> IntArray:
+    """Experts of a router, each once a token and layer."""
+    order = np.random.default_rng(seed).random((num_tokens, layers, num_experts)).argsort(axis=2)
+    return order[:, :, :size]
+
+
+@pytest.mark.parametrize(("layers", "size", "num_experts"), [(48, 8, 128), (48, 10, 512), (61, 8, 256), (24, 4, 32)])
+def test_experts_of_sglang_have_as_many_a_layer_as_come_once(
+    tmp_path: Path, layers: int, size: int, num_experts: int
+) -> None:
+    experts = [drawn(length, layers, size, num_experts, seed) for seed, length in enumerate((90, 20, 70))]
+    responses = sglang(tmp_path, experts)
+    for response, array in zip(responses, experts, strict=True):
+        assert response.experts is not None
+        assert response.experts.tolist() == array.tolist()
+
+
+def test_a_short_answer_of_sglang_and_one_of_other_tokens_have_no_experts_and_no_error(tmp_path: Path) -> None:
+    short, other = drawn(20, 4, 2, 8), drawn(90, 4, 2, 8).reshape(-1)[:-3]
+    assert sglang(tmp_path, [short])[0].experts is None
+    rows = lines_of(DATA / "sglang_responses" / "generate.jsonl")
+    rows[0]["meta_info"]["routed_experts"] = b64encode(other.astype("<i4").tobytes()).decode()
+    assert read(written(tmp_path / "other.jsonl", rows))[0][0].experts is None
+    rows[0]["meta_info"]["routed_experts"] = "no base64"
+    with pytest.raises(UsageError, match="routed_experts is no base64 text of int32"):
+        read(written(tmp_path / "bad.jsonl", rows))
+
+
+@pytest.mark.parametrize("packed", [None, "int8", "int16", "int32"])
+def test_nemo_gym_has_lists_or_what_nemo_rl_packs(tmp_path: Path, packed: str | None) -> None:
+    rows = lines_of(DATA / "nemo_gym" / "rollouts.jsonl")
+    output = next(item for item in rows[0]["response"]["output"] if item.get("generation_token_ids"))
+    num_tokens = len(output["prompt_token_ids"]) + len(output["generation_token_ids"])
+    experts = drawn(num_tokens, 4, 2, 8)
+    text = b64encode(experts.astype(packed or "int8").tobytes()).decode()
+    output["routed_experts"] = experts.tolist() if packed is None else f"nrlre1:{packed}:{num_tokens}x4x2:{text}"
+    first = read(written(tmp_path / "rollouts.jsonl", rows))[0][0]
+    assert first.experts is not None
+    assert first.experts.tolist() == experts.tolist()
+
+
+@pytest.mark.parametrize(
+    "text", ["nrlre1:int16", "nrlre1:int16:2x1x2:AAAB", "nrlre1:float:1x1x1:AAAA", "nrlre1:int8:-1x1x1:"]
+)
+def test_what_nemo_rl_packs_otherwise_is_refused(tmp_path: Path, text: str) -> None:
+    rows = lines_of(DATA / "nemo_gym" / "rollouts.jsonl")
+    output = next(item for item in rows[0]["response"]["output"] if item.get("generation_token_ids"))
+    output["routed_experts"] = text
+    with pytest.raises(UsageError, match="routed_experts is no array as NeMo-RL packs it"):
+        read(written(tmp_path / "rollouts.jsonl", rows))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+@pytest.mark.parametrize("folder", ["train_data", "rollout_data"])
+def test_slime_has_arrays_of_numpy(tmp_path: Path, folder: str, dtype: str) -> None:
+    """As its rollout keeps what SGLang answered: `np.frombuffer(...).reshape(...)`, in `torch.save`."""
+    content = torch.load(DATA / "slime" / folder / "0.pt", weights_only=True)
+    arrays = [drawn(len(sample["tokens"]) - 1, 4, 2, 8, seed) for seed, sample in enumerate(content["samples"])]
+    for sample, array in zip(content["samples"], arrays, strict=True):
+        sample["rollout_routed_experts"] = np.frombuffer(array.astype(dtype).tobytes(), dtype).reshape(array.shape)
+        sample["metadata"] = {"picture": np.array([None, "x"], dtype=object), "share": np.float64(0.5)}
+    torch.save(content, tmp_path / "0.pt")
+    responses, _ = read(tmp_path / "0.pt")
+    for response, array in zip(responses, arrays, strict=True):
+        assert response.experts is not None
+        assert response.experts.tolist() == array.tolist()
+
+
+def test_an_array_of_numpy_by_columns_is_read_and_one_that_is_cut_is_not() -> None:
+    array = np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3))
+    numpy = load(pickle.dumps(array, protocol=2), NUMPY_NAMES)
+    assert isinstance(numpy, NumpyArray)
+    numbers = numpy.numbers()
+    assert numbers is not None
+    assert numbers.tolist() == array.tolist()
+    version, shape, kind, is_by_column, data = numpy._state
+    for state in (
+        (version, (2, 4), kind, is_by_column, data),
+        (version, (-2, -3), kind, is_by_column, data),
+        (version, shape, "i2", is_by_column, data),
+        (version, shape, kind, is_by_column, "text"),
+        (version, shape),
+        None,
+    ):
+        numpy.__setstate__(state)
+        assert numpy.numbers() is None
+
+
 @pytest.mark.parametrize("folder", ["train_data", "rollout_data"])
 def test_slime_has_tensors_of_experts_and_ragged_sets(tmp_path: Path, folder: str) -> None:
     content = torch.load(DATA / "slime" / folder / "0.pt", weights_only=True)
@@ -105,13 +210,6 @@ def test_slime_has_tensors_of_experts_and_ragged_sets(tmp_path: Path, folder: st
         assert response.kept.logprobs is not None
         assert response.experts.shape == (response.prompt_token_ids.size + response.token_ids.size - 1, 4, 2)
         assert (response.kept.sizes == 2).all()
-
-
-def test_an_array_of_numpy_in_a_dump_is_not_read_and_breaks_nothing(tmp_path: Path) -> None:
-    content = torch.load(DATA / "slime" / "rollout_data" / "0.pt", weights_only=True)
-    content["samples"][0]["rollout_routed_experts"] = np.ones((5, 4, 2), np.int32)
-    torch.save(content, tmp_path / "0.pt")
-    assert all(response.experts is None for response in read(tmp_path / "0.pt")[0])
 
 
 def test_skyrl_pads_experts_and_sets_as_its_sequences(tmp_path: Path) -> None:
@@ -136,6 +234,16 @@ def test_skyrl_pads_experts_and_sets_as_its_sequences(tmp_path: Path) -> None:
         assert len(response.experts) == num_tokens
         assert response.experts[0, 0, 0] == response.num_padding
         assert response.kept.sizes.tolist() == [1] * response.token_ids.size
+
+
+@pytest.mark.parametrize("column", [{"format": "tensor_list", "items": []}, {"values": {}, "cu_seqlens": {}}, None])
+def test_choices_that_skyrl_packs_otherwise_are_left_out_and_its_batch_is_read(tmp_path: Path, column: object) -> None:
+    def add(columns: dict) -> None:
+        columns |= dict.fromkeys(("rollout_expert_indices", "rollout_sample_support"), column)
+
+    responses, _ = read(written_batch(tmp_path, TestSkyrl.FILE.read_bytes(), add))
+    assert responses
+    assert all(response.experts is None and response.kept is None for response in responses)
 
 
 def test_verl_has_jagged_experts_with_a_row_of_zeros_at_the_end() -> None:

@@ -110,6 +110,25 @@ def test_texts_tell_merged_tokens_from_other_ones(new, kind):
     assert checks.reading().kinds == {kind: 1}
 
 
+@pytest.mark.parametrize(("before", "after"), [(1261, 1680), (64, 63), (16, 400)])
+def test_another_number_of_an_images_placeholders_is_named_with_both_counts(before, after):
+    checks = checks_of([turns.with_images(number, before=before, after=after) for number in range(8)])
+    reading = checks.reading()
+    assert reading.kinds == {"placeholders": 8}
+    assert {(each.position, each.num_old, each.num_new) for each in reading.breaks} == {(2, before, after)}
+    [finding] = checks.findings()
+    assert f"151655 stands {before:,} times in a row in the turn before, and {after:,} times here" in finding.sentence
+
+
+@pytest.mark.parametrize(("kind", "fault"), CASES, ids=[fault.__name__ for _, fault in CASES])
+def test_images_that_are_as_they_were_change_no_other_break(kind, fault):
+    clean = checks_of([turns.with_images(number) for number in range(8)]).reading()
+    assert (clean.num_broken, clean.kinds) == (0, {})
+    if fault in (turns.without_thinking, turns.merged, turns.split, turns.other_end):
+        broken = checks_of([turns.with_images(number, render=fault) for number in range(8)]).reading()
+        assert broken.kinds == {kind: 8}
+
+
 def test_an_edit_is_the_shortest():
     made = conversation(0, lambda random, turns, history: [*history[:45], *history[48:]])
     [first] = checks_of([made]).reading().breaks

@@ -95,6 +95,20 @@ def written_anew(random: np.random.Generator, made: Turns, history: list[int]) -
     return [*history[:start], *words(random, 60)]
 
 
+IMAGE, IMAGE_START = 151655, 151652
+
+
+def with_images(number: int, *, before: int = 64, after: int = 64, render: Render | None = None) -> Turns:
+    """A conversation whose first prompt shows an image: `before` placeholders there, `after` in later turns."""
+    made = conversation(number, render)
+    picture = [IMAGE_START, *[IMAGE] * before, IMAGE_START + 1]
+    later = [IMAGE_START, *[IMAGE] * after, IMAGE_START + 1]
+    return [
+        ([prompt[0], *(later if turn else picture), *prompt[1:]], completion)
+        for turn, (prompt, completion) in enumerate(made)
+    ]
+
+
 FAULTS: dict[str, list[Render]] = {
     "retokenized": [merged, split],
     "dropped": [without_thinking],

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from mismatch_probe.adapters.trl import guard
-from mismatch_probe.engines.vllm.worker_weights import weight_digest
+from mismatch_probe.engines.weight_digests import weight_digest
 from mismatch_probe.errors import MismatchProbeError
 from tests.other_trainers.small_grpo import grpo_trainer
 

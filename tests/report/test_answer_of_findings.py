@@ -103,11 +103,19 @@ def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_the_c
     assert "no cause that was computed from the checkpoint explains it (explain)" in sentence
 
 
-def test_a_few_missing_log_probs_do_not_break_the_verdict_on_the_others() -> None:
-    missing = Verdict(kind="broken", code="missing_logprobs", sentence="The data is broken: 3 log-probs are missing.")
-    known = with_findings(judged(OPEN), [explanation(missing)])
-    assert known.verdict.kind == "undecided"
-    assert known.verdict.evidence[0] == "explain, with the checkpoint: The data is broken: 3 log-probs are missing."
+@pytest.mark.parametrize(("num_missing", "kind"), [(3, "precision"), (400, "undecided")])
+def test_missing_log_probs_leave_the_verdict_on_the_others_where_they_are_few(num_missing: int, kind: str) -> None:
+    sentence = f"The data is broken: {num_missing} log-probs are missing."
+    missing = Verdict(kind="broken", code="missing_logprobs", sentence=sentence)
+    filed = explanation(missing)
+    sides = [
+        side.model_copy(update={"num_missing": num_missing}) if side.verdict.code == missing.code else side
+        for side in filed.sides
+    ]
+    known = with_findings(judged(OPEN), [filed.model_copy(update={"sides": sides})])
+    assert known.verdict.kind == kind
+    assert known.verdict.evidence[0] == f"explain, with the checkpoint: {sentence}"
+    assert "the checkpoint would tell" not in known.headline
 
 
 def test_of_several_steps_the_gravest_decides() -> None:

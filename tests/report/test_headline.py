@@ -46,7 +46,7 @@ BEYOND = cause("beyond_format", "This is a bug, not precision: the sampler's sid
 LOST = cause("missing_logprobs", "The data is broken: 7 log-probs are missing on the training path.")
 PRECISION = cause("precision", "Precision: the sides differ by KL 9.7e-5 a token, and agree in FP32.")
 OPEN = cause("unexplained", "The sides differ by KL 9.7e-5 a token; without an FP32 pair it may be a bug.")
-SETTINGS = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=["kv_cache_dtype = fp8"], ratios={})
+SETTINGS = SettingsContrast(counterpart=("bf16", "bf16"), side="mu", settings=["kv_cache_dtype = fp8"], ratios={})
 
 ANSWERS = [
     (
@@ -76,7 +76,7 @@ ANSWERS = [
     (CLEAN, "No bug. The two sides agree to 2.3e-8 nats a token."),
     (judged(PRECISION, "precision"), "No bug. BF16 rounding costs KL 9.7e-5 a token, 10 % of NeMo-RL's limit."),
     (
-        judged(cause("settings", "Settings: …"), "precision", infer="fp8kv", settings_told_apart=SETTINGS),
+        judged(cause("settings", "Settings: …"), "precision", infer="fp8kv", settings_contrast=SETTINGS),
         "No bug. The FP8 KV cache costs KL 9.7e-5 a token.",
     ),
     (

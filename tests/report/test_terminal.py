@@ -109,7 +109,7 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
     unfitted = replace(pair.length, budget_tokens=None, longest_budget_is_extrapolated=False)
     text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": unfitted})]}))
     assert f"{write_tokens(pair.length.budget_closed_form).value}†" in text
-    assert "† none could be fitted" in text
+    assert "† not fitted, but by the closed form" in text
 
 
 def test_what_is_too_rare_for_the_sample_is_marked_and_explained_once() -> None:

@@ -193,7 +193,7 @@ def test_the_page_opens_with_whether_it_is_a_bug(summary: Summary) -> None:
 
 def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
     contrast = SettingsContrast(
-        beside=("bf16", "bf16"),
+        counterpart=("bf16", "bf16"),
         side="mu",
         settings=["kv_cache_dtype = fp8"],
         ratios={"kl_k3": Estimate(21, 6, 52, 0.95, 24, 1000, "token", 24)},
@@ -201,7 +201,7 @@ def test_a_setting_that_is_the_answer_has_a_tile(summary: Summary) -> None:
         is_rounding=True,
     )
     verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …")
-    pair = summary.pairs[1].model_copy(update={"infer": "fp8kv", "verdict": verdict, "settings_told_apart": contrast})
+    pair = summary.pairs[1].model_copy(update={"infer": "fp8kv", "verdict": verdict, "settings_contrast": contrast})
     size, setting, *_ = compare_tiles(summary.model_copy(update={"pairs": [pair]}))
     assert size.label == "train BF16 / infer fp8kv: KL per token"
     assert (setting.label, setting.value) == ("The FP8 KV cache", "21 times")
@@ -272,7 +272,7 @@ def test_the_side_that_is_the_reference_is_named_and_no_error_of_0() -> None:
 
 def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(summary: Summary) -> None:
     contrast = SettingsContrast(
-        beside=(summary.pairs[0].train, summary.pairs[0].infer),
+        counterpart=(summary.pairs[0].train, summary.pairs[0].infer),
         side="mu",
         settings=["checkpoint = other"],
         ratios={"kl_k3": Estimate(1.0, 0.5, 2.0, 0.95, 24, 1000, "token", 24)},
@@ -285,7 +285,7 @@ def test_another_chat_template_is_told_where_the_checkpoint_changes_no_number(su
     prompts = "4 of 4 prompts do not begin with <bos>, which these numbers do not show"
     evidence = [f"{finding.what}, which these numbers do not show", prompts, "KL"]
     verdict = Verdict(kind="precision", code=Code.SETTINGS, sentence="Settings: …", evidence=evidence)
-    pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_told_apart": contrast})
+    pair = summary.pairs[1].model_copy(update={"infer": "other", "verdict": verdict, "settings_contrast": contrast})
     changed = {"pairs": [summary.pairs[0], pair], "preflight": [finding]}
     [sentence] = settings_sentences(summary.model_copy(update=changed))
     assert sentence.endswith(f"times the same pair without it; {evidence[0]}")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
 from mismatch_probe.errors import ExitCode
@@ -56,9 +57,9 @@ def test_a_greedy_server_is_as_declared_and_the_page_says_so(vllm: RealServer, t
     assert agreement.equal.value > 0.99
     assert agreement.noise_low < 3
     assert agreement.near_ties == agreement.num_differing
-    assert "As declared: the tokens are those of demo in BF16, greedy decoding." in (
-        tmp_path / "run" / "report.html"
-    ).read_text(encoding="utf-8")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "As declared: the tokens are those of demo in BF16, greedy decoding." in page
+    assert "likelihood over that as declared" not in page
     again = probe("report", tmp_path / "run", "--json")
     assert json.loads(again.stdout)["mode"] == "greedy"
 
@@ -122,6 +123,7 @@ def test_a_provider_that_samples_otherwise_is_named(
         document = audited(proxy.url, tmp_path / "run", "--temperature", "1", code=ExitCode.GATE_FAILED)
     assert document.verdict.cause is not None
     assert name in document.verdict.cause
+    assert "likelihood over that as declared" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 @slow
@@ -134,6 +136,61 @@ def test_seeds_that_are_not_the_servers_foretell_nothing(vllm: RealServer, tmp_p
     assert document.mode == "sampled"
     assert any("the seeds' noise is not what --noise says" in line for line in document.verdict.evidence)
     assert document.verdict.kind != "bug"
+
+
+HEADER = "7+8= "
+
+
+@contextmanager
+def hidden_header(vllm: RealServer) -> Iterator[Proxy]:
+    """A provider that puts a text before every prompt and says nothing of it."""
+    ids = AutoTokenizer.from_pretrained(demo_checkpoint())(HEADER, add_special_tokens=False)["input_ids"]
+
+    def before(path: str, body: Json) -> Json:
+        return body | {"prompt": [*ids, *body["prompt"]]} if path == COMPLETIONS and "prompt" in body else body
+
+    def after(path: str, body: Json, reply: Reply) -> Reply:
+        if path != COMPLETIONS or reply.status != 200:
+            return reply
+        content = reply.json
+        for choice in content["choices"]:
+            if choice.get("prompt_token_ids"):
+                choice["prompt_token_ids"] = choice["prompt_token_ids"][len(ids) :]
+        return Reply.of(content)
+
+    with Proxy(vllm.url, before, after) as proxy:
+        yield proxy
+
+
+@slow
+def test_a_text_that_a_provider_puts_before_prompts_is_named_where_it_is_given(
+    vllm: RealServer, tmp_path: Path
+) -> None:
+    with hidden_header(vllm) as proxy:
+        unknown = audited(proxy.url, tmp_path / "unknown", code=ExitCode.GATE_FAILED)
+        known = audited(proxy.url, tmp_path / "known", "--header", HEADER, code=ExitCode.GATE_FAILED)
+    assert known.verdict.cause is not None
+    assert "header" in known.verdict.cause
+    assert unknown.verdict.cause is None or "weights" not in unknown.verdict.cause
+
+
+@slow
+def test_a_header_that_no_provider_adds_accuses_nobody(vllm: RealServer, tmp_path: Path) -> None:
+    audited(vllm.url, tmp_path / "run", "--header", HEADER, code=ExitCode.PASS)
+
+
+@slow
+def test_an_audit_with_a_run_takes_its_checkpoint_and_prompts_and_is_filed_there(
+    vllm: RealServer, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    compared = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "32", "--max-new-tokens", "16")
+    probe("compare", *compared, "--dtype", "bf16", "--reference", "none", "--out", run, code=ExitCode.PASS)
+    probe("audit", "--run", run, "--server", vllm.url, "--max-new-tokens", "96", code=ExitCode.PASS)
+    document = Findings(run).audit()
+    assert document is not None
+    assert document.responses.num_prompts == 32
+    assert "As declared: the tokens are those of demo in BF16" in (run / "report.html").read_text(encoding="utf-8")
 
 
 @slow

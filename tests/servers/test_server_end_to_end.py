@@ -65,9 +65,9 @@ def test_the_server_and_the_engine_here_measure_the_same(run: tuple[RunDirectory
         assert ours.low <= theirs.value <= ours.high, name
     assert here.verdict.kind == there.verdict.kind == "precision"
     assert there.verdict.code == "settings"
-    assert there.settings_told_apart is not None
-    assert there.settings_told_apart.beside == ("bf16", "bf16")
-    ratio = there.settings_told_apart.ratios["kl_k3"]
+    assert there.settings_contrast is not None
+    assert there.settings_contrast.counterpart == ("bf16", "bf16")
+    ratio = there.settings_contrast.ratios["kl_k3"]
     assert ratio.low is not None
     assert ratio.high is not None
     assert ratio.low <= 1 <= ratio.high

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mismatch_probe.stats.length import length_law
-from mismatch_probe.stats.mixture import Mixture, relative_rates
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
+from mismatch_probe.stats.tails import Mixture, relative_rates
 
 PER_TOKEN = 0.03
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.engines.base import Engine, HeldWeight
-from mismatch_probe.engines.vllm.worker_weights import as_numbers, weight_digest
+from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
 from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 
 Item = TypeVar("Item")

@@ -10,7 +10,7 @@ import torch
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.train import PolicySettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.vllm.worker_weights import weight_digest
+from mismatch_probe.engines.weight_digests import weight_digest
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.probe import logit_error
 from mismatch_probe.guards.rules import DEFAULT_GUARDS

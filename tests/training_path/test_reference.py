@@ -16,6 +16,7 @@ from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.arithmetic import true_fp32
 from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS
+from mismatch_probe.verdict.preflight.facts import AGREEMENT, contradiction
 from tests.tiny_models import FAMILIES
 from tests.training_path.flat import flat, mean_error
 
@@ -155,3 +156,66 @@ def _with_weights(folder: Path, target: Path, change: Callable[[torch.Tensor], t
     weights = {name: change(weight) for name, weight in load_file(folder / "model.safetensors").items()}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+def agreement(folder: Path, spoil: Callable[[torch.Tensor], torch.Tensor] | None = None) -> dict[str, Any]:
+    """How far the reference is from itself on two responses; `spoil` changes what its first layer gives."""
+    random = np.random.default_rng(0)
+    sequences = [TokenSequence(str(size), [1, 2], random.integers(0, 256, size).tolist()) for size in (90, 31)]
+    with Scorer.load(folder, Dtype.FP32, DEFAULTS, reference=True) as scorer:
+        if spoil is not None:
+            layer = scorer._model.get_input_embeddings()
+            layer.register_forward_hook(lambda _, inputs, output: spoil(output))
+        measured = scorer.agreement_with_itself(sequences)
+    assert measured is not None
+    return measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3-moe", "qwen3.5", "falcon-h1"])
+def test_a_sound_reference_agrees_with_itself(family: str, checkpoint: Checkpoint) -> None:
+    measured = agreement(checkpoint(family))
+    assert measured["num_tokens"] == 16
+    assert max(measured["shorter_nats"], measured["cached_nats"]) < 1e-4
+    assert contradiction({AGREEMENT: measured}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strength", [0.002, 0.02, 0.5])
+@pytest.mark.parametrize("family", ["llama", "falcon-h1"])
+def test_a_cached_pass_that_is_off_is_seen(family: str, strength: float, checkpoint: Checkpoint) -> None:
+    def spoil(hidden_BSD: torch.Tensor) -> torch.Tensor:
+        return hidden_BSD * (1 + strength * torch.sign(hidden_BSD)) if hidden_BSD.shape[1] == 1 else hidden_BSD
+
+    assert "behind a cache" in (contradiction({AGREEMENT: agreement(checkpoint(family), spoil)}) or "")
+
+
+@pytest.mark.slow
+def test_padding_that_reaches_the_tokens_before_it_is_seen(checkpoint: Checkpoint) -> None:
+    def spoil(hidden_BSD: torch.Tensor) -> torch.Tensor:
+        return hidden_BSD * (1 + 0.02 * (hidden_BSD.shape[1] % 2) * torch.sign(hidden_BSD))
+
+    measured = agreement(checkpoint("llama"), spoil)
+    assert measured["shorter_nats"] > 1e-3
+    assert contradiction({AGREEMENT: measured}) is not None
+
+
+@pytest.mark.slow
+def test_a_model_without_a_cache_is_not_accused(checkpoint: Checkpoint) -> None:
+    def refuse(hidden_BSD: torch.Tensor) -> torch.Tensor:
+        if hidden_BSD.shape[1] == 1:
+            raise ValueError("no decoding here")
+        return hidden_BSD
+
+    measured = agreement(checkpoint("llama"), refuse)
+    assert (measured["cached_nats"], measured["why_not_cached"]) == (None, "ValueError: no decoding here")
+    assert contradiction({AGREEMENT: measured}) is None
+
+
+@pytest.mark.slow
+def test_a_recurrent_model_in_bf16_runs_in_bf16_though_its_states_are_in_fp32(checkpoint: Checkpoint) -> None:
+    with Scorer.load(checkpoint("falcon-h1"), Dtype.BF16, DEFAULTS) as scorer:
+        read_back = scorer.effective_settings()
+    counts = read_back["multiplications_by_dtype"]
+    assert counts["fp32"] > counts["bf16"]
+    assert read_back["dtype"] == "bf16"

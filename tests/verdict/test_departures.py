@@ -1,10 +1,17 @@
-"""What the distances of a log's sides from a checkpoint make of the verdict."""
+"""What the distances of a log's sides from a checkpoint make of the verdict; and a change of level inside responses."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.results import Estimate
-from mismatch_probe.verdict.departures import Departures, beyond_format, other_checkpoint
+from mismatch_probe.verdict.departures import Departures, beyond_format, level_change_of, other_checkpoint
+from mismatch_probe.verdict.judge import judge
+from mismatch_probe.verdict.signatures.profile import Disagreement
+from tests.verdict import simulated
+from tests.verdict.test_judge import case
 
 
 def estimate(value: float) -> Estimate:
@@ -38,3 +45,85 @@ def test_each_way_to_depart_has_its_code(found: Departures, expected: list[str])
     verdict = other_checkpoint(found)
     codes = [cause.code for cause in beyond_format(found)] + ([] if verdict is None else [verdict.code])
     assert codes == expected
+
+
+def alone(disagreement: Disagreement) -> Disagreement:
+    """As a log without a reference has it."""
+    pair = replace(disagreement.pair, log_ref=None, entropy_pi=None, top1_pi=None, top1_mu=None)
+    return replace(disagreement, pair=pair, floor=1e-6, is_settled=False, ref_repeats_pi=False)
+
+
+def updated(seed: int, times: float, share: float, *, rises: bool) -> Disagreement:
+    """Inside a share of the responses, before or behind a place of its own, mu has other weights: its logits are off by
+    so many times what rounding makes.
+    """
+    made = simulated.world(48, 300, seed=seed)
+    random, sequences = np.random.default_rng(seed), made.sequences
+    own_places = sequences.spread(random.integers(20, sequences.lengths - 20))
+    is_behind = sequences.positions >= own_places
+    is_off = (is_behind if rises else ~is_behind) & sequences.spread(np.arange(48) % 10 < 10 * share)
+    noise = simulated.NOISE_PER_ULP * Dtype.BF16.round_off * times
+    off = made.generator.normal(size=made.logits.shape) * noise * is_off[:, None]
+    return alone(simulated.with_logits(made, Dtype.BF16, mu=made.logits + off))
+
+
+@pytest.mark.parametrize("rises", [True, False])
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("times", [10, 30, 100])
+def test_weights_that_change_inside_responses_change_the_level_there(
+    times: float, share: float, *, rises: bool
+) -> None:
+    changes = [level_change_of(updated(seed, times, share, rises=rises)) for seed in range(3)]
+    for change in changes:
+        assert change is not None
+        assert (change.times > 1) is rises
+        assert abs(change.num_responses / change.num_long - share) < 0.2
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "rounding", "tail", "heavy tail", "zeros", "slow level", "grows", "grows fast", "of the response", "of the end",
+        "of the context", "some responses", "one token", "copied",
+    ],
+)  # fmt: skip
+def test_no_other_shape_of_a_log_has_such_a_change(seed: int, shape: str) -> None:
+    made = simulated.world(48, 300, seed=seed)
+    made = replace(made, prompt_lengths=made.generator.integers(5, 90, 48))
+    disagreement = simulated.clean(made, Dtype.BF16)
+    random, sequences = np.random.default_rng(seed), made.sequences
+    own, places, count = sequences.positions, made.places, sequences.num_tokens
+    from_end = sequences.spread(sequences.lengths) - own
+    rounding, large = random.normal(0, 0.01, count), random.normal(0, 1.0, count)
+    steps = np.cumsum(random.normal(0, 0.15, count))
+    diff = {
+        "rounding": rounding,
+        "tail": random.standard_t(1.5, count) * 0.01,
+        "heavy tail": random.standard_cauchy(count).clip(-1000, 1000) * 0.003,
+        "zeros": np.where(random.random(count) < 0.5, 0.0, rounding),
+        "slow level": rounding * np.exp(steps - sequences.spread(steps[sequences.offsets[:-1]])).clip(0.1, 10),
+        "grows": rounding * places**1.5 / 100,
+        "grows fast": rounding * np.exp(places / 60),
+        "of the response": rounding + (own >= 96) * large,
+        "of the end": rounding + (from_end <= 40) * large,
+        "of the context": rounding + (places >= 150) * large,
+        "some responses": rounding + sequences.spread(random.random(48) < 0.3) * large,
+        "one token": rounding + (own == 40) * large,
+        "copied": np.where(own < sequences.spread(random.integers(20, sequences.lengths - 20)), 0.0, rounding),
+    }[shape]
+    log_pi = np.minimum(disagreement.pair.log_mu + diff, 0.0).astype(np.float32)
+    assert level_change_of(alone(replace(disagreement, pair=replace(disagreement.pair, log_pi=log_pi)))) is None
+
+
+def test_a_log_with_such_a_change_says_so_and_accuses_no_weights() -> None:
+    verdict = judge(case(updated(0, 30, 0.6, rises=False), is_logged=True))
+    assert verdict.kind == "undecided"
+    assert any("falls at once" in line for line in verdict.evidence)
+    assert any("`explain` with both checkpoints tells which." in line for line in verdict.advice)
+    assert (
+        judge(
+            case(alone(simulated.clean(simulated.world()))),
+        ).advice
+        == judge(case(alone(simulated.clean(simulated.world())), is_logged=True)).advice
+    )

@@ -176,6 +176,7 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
         ({"rope_inv_freq_dtype": "bf16"}, {}, "warning", Code.POSITIONS),
         ({}, {"quantization": "fp8"}, "warning", Code.ONE_SIDED_DTYPE),
         ({}, {"kv_cache_dtypes": ["float8_e4m3fn"]}, "warning", Code.ONE_SIDED_DTYPE),
+        ({}, {"state_dtypes": ["bfloat16"]}, "warning", Code.ONE_SIDED_DTYPE),
         ({"log_softmax_dtype": "bf16"}, {}, "warning", Code.ONE_SIDED_DTYPE),
         ({"lm_head_dtype": "fp32"}, {}, "note", None),
         ({"experts_dtype": "fp32"}, {}, "warning", Code.ONE_SIDED_DTYPE),
@@ -216,6 +217,14 @@ def test_which_library_multiplies_in_fp32_is_no_rounding() -> None:
 def test_a_cache_of_bytes_is_named_by_the_engines_setting() -> None:
     [difference] = preflight(sides(infer={"kv_cache_dtypes": ["uint8"], "kv_cache_dtype": "fp8"}))
     assert difference.what == "the engine keeps keys and values in fp8"
+
+
+def test_a_state_in_fp32_and_a_factor_of_one_that_one_side_leaves_out_are_nothing() -> None:
+    factor = {**CONFIG, "rope_parameters.partial_rotary_factor": 1}
+    assert preflight(sides({}, {"state_dtypes": ["float32"], "config": factor})) == []
+    assert preflight(sides({}, {"state_dtypes": []})) == []
+    half = {**CONFIG, "rope_parameters.partial_rotary_factor": 0.5}
+    assert [finding.code for finding in preflight(sides({}, {"config": half}))] == [Code.POSITIONS]
 
 
 def test_what_is_as_asked_is_not_told() -> None:

@@ -28,7 +28,7 @@ def beside(verdict: Verdict = OPEN) -> PairSummary:
     """BF16 on both sides."""
     pair = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),))).pairs[0]
     metrics = {"kl_k3": estimate(0.0022), "abs_logprob_diff": estimate(0.05), "abs_logprob_diff_max": estimate(0.4)}
-    return pair.model_copy(update={"metrics": metrics, "verdict": verdict, "settings_told_apart": None})
+    return pair.model_copy(update={"metrics": metrics, "verdict": verdict, "settings_contrast": None})
 
 
 def judged(
@@ -43,7 +43,7 @@ def judged(
     }
     given = {"infer": "x", "metrics": metrics, "verdict": OPEN.model_copy(update={"advice": [OWN]})}
     contrast = SettingsContrast(
-        beside=("bf16", "bf16"),
+        counterpart=("bf16", "bf16"),
         side="mu",
         settings=list(settings),
         ratios={"kl_k3": estimate(times), "abs_logprob_diff": estimate(of_abs)},
@@ -99,8 +99,8 @@ def test_what_a_format_cannot_make_is_never_its_rounding(change: dict[str, float
 def test_a_setting_without_a_format_only_adds_up_in_another_order(setting: str, times: float, kind: str) -> None:
     pair = judged(setting, times=times, of_abs=times**0.5, of_largest=1.5, without=SOUND)
     assert pair.verdict.kind == kind
-    assert pair.settings_told_apart is not None
-    assert pair.settings_told_apart.is_rounding == (True if kind == "precision" else None)
+    assert pair.settings_contrast is not None
+    assert pair.settings_contrast.is_rounding == (True if kind == "precision" else None)
     assert "more than rounding" not in pair.verdict.sentence
     assert headline([pair], []).endswith("without it; FP32 was not run with it.") == (kind == "undecided")
 
@@ -151,11 +151,11 @@ def test_a_log_is_not_judged_by_settings() -> None:
 
 def test_without_a_ratio_nothing_is_taken_for_rounding() -> None:
     base = beside(SOUND)
-    contrast = SettingsContrast(beside=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
+    contrast = SettingsContrast(counterpart=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
     pair = with_settings_contrast(base.model_copy(update={"infer": "x", "verdict": OPEN}), contrast, base)
     assert pair.verdict.kind == "undecided"
-    assert pair.settings_told_apart is not None
-    assert pair.settings_told_apart.is_rounding is None
+    assert pair.settings_contrast is not None
+    assert pair.settings_contrast.is_rounding is None
 
 
 @pytest.mark.parametrize(
@@ -193,3 +193,11 @@ def test_other_verdicts_are_told_as_before() -> None:
     cause = Cause(code="other_checkpoint", sentence="The checkpoint is not the one that made this log.")
     verdict = Verdict(kind="undecided", **cause.model_dump())
     assert judged(FP8, times=2, of_abs=1.4, of_largest=1, without=verdict).verdict.code == Code.UNEXPLAINED
+
+
+def test_a_summary_of_an_older_version_is_read_by_its_own_names() -> None:
+    contrast = SettingsContrast(counterpart=("bf16", "bf16"), side="mu", settings=[FP8], ratios={})
+    written = contrast.model_dump(mode="json")
+    older = {"beside" if name == "counterpart" else name: value for name, value in written.items()}
+    assert "counterpart" in written
+    assert SettingsContrast.model_validate(older) == contrast

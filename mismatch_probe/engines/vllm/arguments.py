@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import COMPUTED_IN, Dtype
 from mismatch_probe.engines.vllm.declared import default_arguments, known_arguments
-from mismatch_probe.errors import UsageError
+from mismatch_probe.errors import StartRefused, UsageError
 from mismatch_probe.reading import Unreadable, parse_json
 
 __all__ = ["default_arguments", "engine_arguments", "known_arguments"]
@@ -252,6 +252,18 @@ def require_ray_devices(args: Mapping[str, Any], device_key: str) -> None:
                 "out for workers on this machine, or start the engine on several by "
                 "--vllm.distributed_executor_backend external_launcher"
             )
+
+
+def check_cpu_states(dtype: Dtype, config: Any) -> None:
+    """Refuse gated delta nets in a format that vLLM has no kernel for on a CPU, which it says only while it samples.
+
+    Raises:
+        StartRefused: `config`, as `read_config` returns it, has such layers, and `dtype` is not BF16.
+    """
+    if getattr(config, "linear_num_value_heads", None) and dtype != Dtype.BF16:
+        raise StartRefused(
+            f"vLLM computes gated delta nets in BF16 alone on a CPU, and not in {dtype.upper()}; measure it on a GPU"
+        )
 
 
 def check_cpu_cache(cache_dtype: str, dtype: Dtype, config: Any) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -38,8 +39,12 @@ def text_part_defaults(
     return {_TEXT_ALONE: True} if _TEXT_ALONE in known_names else {_LIMITS: {"image": 0, "video": 0}}
 
 
+_TEXT_PART: Final = "_text"
+"""How the names of architectures end that are the text part of one that sees too."""
+
+
 def import_model_file(config: Any, text_config: Any) -> None:
-    """Import vLLM's file of an architecture that sees or hears too, as vLLM is about to.
+    """Import vLLM's file of an architecture that sees or hears too, or is the text part of one, as vLLM is about to.
 
     The file imports what prepares images, which wants torchvision: a stand-in takes its place where it is not
     installed, as in vLLM's CPU build, since nothing of it is called for text.
@@ -47,7 +52,7 @@ def import_model_file(config: Any, text_config: Any) -> None:
     Raises:
         StartRefused: the file cannot be imported, with the reason, which vLLM itself only writes to its log.
     """
-    if text_config is config:
+    if text_config is config and not str(getattr(config, "model_type", "")).endswith(_TEXT_PART):
         return
     registry: Any = import_module("vllm.model_executor.models.registry")
     for name in getattr(config, "architectures", None) or ():
@@ -154,13 +159,33 @@ def replay_tokens(vocab_size: int) -> int:
 def kv_cache_bytes(config: Any, dtype_bytes: int, *, max_model_len: int, num_sequences: int) -> int:
     """Keys and values of `num_sequences` full-length sequences in whole blocks, and one block more.
 
-    An upper bound: a layer with a sliding window or a latent cache holds less.
+    An upper bound: a layer with a sliding window or a latent cache holds less. Recurrent layers hold a state.
     """
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     blocks = num_sequences * -(-max_model_len // _BLOCK_TOKENS) + 1
-    return int(2 * config.num_hidden_layers * kv_heads * head_dim * dtype_bytes * blocks * _BLOCK_TOKENS)
+    keys_and_values = 2 * kv_heads * head_dim * dtype_bytes * blocks * _BLOCK_TOKENS
+    return int(config.num_hidden_layers * (keys_and_values + _pages_of_states(num_sequences) * _state_bytes(config)))
+
+
+def _pages_of_states(num_sequences: int) -> int:
+    """Pages a layer: a sequence has one of its state, and one of keys and values that vLLM makes as large."""
+    return 2 * (num_sequences + 2)
+
+
+_STATES: Final = (
+    ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
+)
+_CONVOLUTION: Final = 1.5
+"""What a convolution's window adds to a state, at most."""
+
+
+def _state_bytes(config: Any) -> int:
+    """The recurrent state of a layer and a sequence in FP32; 0 for a model of attention alone."""
+    sizes = ([getattr(config, name, None) or 0 for name in names] for names in _STATES)
+    return int(_CONVOLUTION * 4 * max(prod(map(int, size)) for size in sizes))
 
 
 def vllm_configs(checkpoint: str, *, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any]:

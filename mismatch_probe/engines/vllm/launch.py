@@ -31,6 +31,7 @@ from mismatch_probe.engines.base import EngineStart
 from mismatch_probe.engines.vllm.arguments import (
     AUTO,
     check_cpu_cache,
+    check_cpu_states,
     check_limits,
     choose_processes,
     divide_cores,
@@ -114,6 +115,7 @@ def plan_launch(how: EngineStart) -> Launch:
         **text_part_defaults(whole_config, config, args, known_arguments()),
     }
     if on_cpu:
+        check_cpu_states(dtype, config)
         check_cpu_cache(args.get("kv_cache_dtype", AUTO), dtype, config)
     longest = args["max_model_len"]
     bounds: dict[str, Any] = memory_defaults(

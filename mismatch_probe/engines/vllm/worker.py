@@ -213,7 +213,9 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedA
         model = self.get_model()
         config = self.vllm_config
         runner = self.model_runner
-        layers = config.compilation_config.static_forward_context.values()
+        layers = list(config.compilation_config.static_forward_context.values())
+        recurrent_layers = [layer for layer in layers if hasattr(layer, "get_state_dtype")]
+        caches = [layer.kv_cache for layer in layers if layer not in recurrent_layers and hasattr(layer, "kv_cache")]
         backends = Counter(
             layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")
         )
@@ -224,7 +226,10 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedA
             "parameter_dtypes": dict(Counter(_name(parameter.dtype) for parameter in model.parameters())),
             "lm_head_weight_dtype": _lm_head_dtype(model),
             "attention_backends": dict(backends),
-            "kv_cache_dtypes": sorted({_name(tensor.dtype) for tensor in _tensors(runner.kv_caches)}),
+            "kv_cache_dtypes": sorted(
+                {_name(tensor.dtype) for tensor in _tensors(caches if recurrent_layers else runner.kv_caches)}
+            ),
+            "state_dtypes": sorted({_name(dtype) for layer in recurrent_layers for dtype in _state_dtypes(layer)}),
             "model_runner": "v2" if self.use_v2_model_runner else "v1",
             "model_runner_class": f"{type(runner).__module__}.{type(runner).__name__}",
             "device": device.type,
@@ -244,6 +249,12 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, (list, tuple)):
         for branch in tree:
             yield from _tensors(branch)
+
+
+def _state_dtypes(layer: Any) -> tuple[torch.dtype, ...]:
+    """The format of a recurrent layer's state; of the window of a convolution, which holds its inputs, none."""
+    dtypes: tuple[torch.dtype, ...] = layer.get_state_dtype()
+    return () if "short_conv" in str(layer.mamba_type).lower() else dtypes[-1:]
 
 
 def _weight_methods(model: torch.nn.Module) -> dict[str, int]:

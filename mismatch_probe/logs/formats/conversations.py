@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileKind, FileLook, look_at
+from mismatch_probe.logs.recorded_choices import routed_experts
 from mismatch_probe.logs.row import Row, Tell, read_lines, read_object
 from mismatch_probe.records.sequences import LoggedResponse
 
@@ -34,6 +35,7 @@ def _turn(
         group=group,
         trajectory=trajectory,
         model=model,
+        experts=routed_experts(row, "routed_experts"),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import FileLook
-from mismatch_probe.logs.recorded_choices import kept_sets, routed_experts
+from mismatch_probe.logs.recorded_choices import flat_experts, kept_sets, routed_experts
 from mismatch_probe.logs.row import Row, Tell, read_lines
 from mismatch_probe.logs.weight_versions import Spans, version_of, weight_spans
 from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
@@ -101,6 +101,7 @@ def _prompt(*places: Row, advice: str) -> IntArray:
 
 
 def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    sizes: dict[int, int] = {}
     for row in read_lines(path, tell):
         meta = row.inside("meta_info")
         token_ids, log_probs = _pairs(meta, "output_token_logprobs")
@@ -108,9 +109,10 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             raise row.refusal("output_ids are others than those of output_token_logprobs")
         finish = meta.columns.get("finish_reason")
         spans = weight_spans(meta, "weight_versions", token_ids.size)
+        prompt = _prompt_of_generate(row, meta)
         yield LoggedResponse(
             where=row.where,
-            prompt_token_ids=_prompt_of_generate(row, meta),
+            prompt_token_ids=prompt,
             token_ids=token_ids,
             sampled=np.ones(token_ids.size, np.bool_),
             log_mu=log_probs,
@@ -120,6 +122,7 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             temperature=row.number("temperature"),
             trajectory=row.text("trajectory"),
             finish_reason=str(finish["type"]) if isinstance(finish, dict) and "type" in finish else None,
+            experts=flat_experts(meta, "routed_experts", prompt.size + token_ids.size, sizes),
         )
 
 

@@ -27,6 +27,7 @@ _REBUILD: Final = "_rebuild_tensor_batch"
 NAMES: Final[PickleNames] = {
     **NUMPY_NAMES,
     "torch.device": UNREAD,
+    "skyrl.backends.skyrl_train.utils.packed_tensor.PackedTensor": UNREAD,
     **{f"{module}.{_REBUILD}": StandIn(lambda kind, state: state) for module in _MODULES},
     **{f"{module}.TrainingInputBatch": "TrainingInputBatch" for module in _MODULES},
 }
@@ -102,7 +103,9 @@ def _batch(state: Any) -> tuple[dict[str, npt.NDArray[Any]], int, list[str] | No
     if {array.ndim for array in batch.values()} != {2}:
         raise Unreadable("its columns are not of the same rows")
     for name, num_axes in ((_EXPERTS, 4), (_SUPPORT, 3)):
-        if isinstance(columns.get(name), Mapping) and (array := _array(columns[name])).ndim == num_axes:
+        column = columns.get(name)
+        is_tensor = isinstance(column, Mapping) and isinstance(column.get("data"), bytes)
+        if is_tensor and (array := _array(column)).ndim == num_axes:
             batch[name] = array
     if len({len(array) for array in batch.values()}) != 1:
         raise Unreadable("its columns are not of the same rows")

@@ -1,5 +1,7 @@
 """`audit`: whether a server's tokens are those of the checkpoint that it is said to serve."""
 
+from typing import Final
+
 from mismatch_probe.notation import ABSENT, WrittenNumber, write_count, write_estimate, write_many, write_number
 from mismatch_probe.records.examinations import Audit, AuditCandidate
 from mismatch_probe.report.names import visible
@@ -24,8 +26,8 @@ def audit_answer(audit: Audit) -> Answer:
         facts=_facts(audit),
         advice=verdict.advice,
         table=_candidates(audit),
-        footnote="Fits: the tokens are as that says, up to the rounding of the dtype. Evidence: the log of the "
-        "likelihood over that as declared, nats.",
+        footnote="Fits: the tokens are as that says, up to the rounding of the dtype."
+        + (" Evidence: the log of the likelihood over that as declared, nats." if _has_evidence(audit) else ""),
         sections=_audit_sections(audit),
         screen=_screen(audit),
     )
@@ -62,17 +64,27 @@ def _facts(audit: Audit) -> list[str]:
     return facts
 
 
+_EVIDENCE: Final = "evidence"
+
+
+def _has_evidence(audit: Audit) -> bool:
+    """Whether a candidate is judged by likelihood; greedy tokens are not."""
+    return any(each.log_evidence is not None for each in audit.candidates)
+
+
 def _candidates(audit: Audit) -> Table:
     columns: list[Column[AuditCandidate]] = [
         Column("if the server does", lambda each: visible(each.what), is_text=True),
         Column("fits", lambda each: "yes" if each.fits else "no" if _is_judged(each) else ABSENT, is_text=True),
         Column("tokens differ", lambda each: ABSENT if each.num_differing is None else write_count(each.num_differing)),
         Column("times the rounding", _noise),
-        Column("evidence", lambda each: ABSENT if each.log_evidence is None else f"{each.log_evidence:.1f}"),
+        Column(_EVIDENCE, lambda each: ABSENT if each.log_evidence is None else f"{each.log_evidence:.1f}"),
         Column(
             "tokens to tell it", lambda each: ABSENT if each.tokens_needed is None else write_count(each.tokens_needed)
         ),
     ]
+    if not _has_evidence(audit):
+        columns = [column for column in columns if column.title != _EVIDENCE]
     return Table.of("What was tried", audit.candidates, columns, is_stacked=True)
 
 

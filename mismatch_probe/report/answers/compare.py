@@ -36,6 +36,7 @@ from mismatch_probe.report.pairs import (
     left_out_sentences,
     level,
     pairs_table,
+    reference_sentences,
     settings_sentences,
     table_footnote,
     terms,
@@ -91,6 +92,7 @@ def _compare_screen(summary: Summary, documents: Sequence[Document]) -> list[Tab
     footnote = table_footnote(summary)
     notes = [*([footnote] if footnote else []), *left_out_sentences(summary), *_faults(summary)]
     sentences = [
+        *reference_sentences(summary),
         *contrast_sentences(summary),
         *settings_sentences(summary),
         *few_tokens_sentences(summary),
@@ -230,8 +232,8 @@ def compare_tiles(summary: Summary, documents: Sequence[Document] = ()) -> list[
         ]
     if kind == "bug":
         return [_kl_tile(pair), _cause(summary, pair, localization_of(pair, documents)), _fix(summary, pair)]
-    if pair.verdict.code == Code.SETTINGS and pair.settings_told_apart is not None:
-        return [_kl_tile(pair), *_settings_tiles(pair.settings_told_apart), *_budget_tiles(pair)]
+    if pair.verdict.code == Code.SETTINGS and pair.settings_contrast is not None:
+        return [_kl_tile(pair), *_settings_tiles(pair.settings_contrast), *_budget_tiles(pair)]
     return [_kl_tile(pair), *_budget_tiles(pair), *_next_step_tiles(summary, pair, documents)]
 
 

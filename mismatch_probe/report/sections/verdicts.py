@@ -154,7 +154,7 @@ _BY_ROUNDING: Final = {True: "explained by {}", False: "more than {} makes", Non
 
 def dtypes(summary: Summary) -> Section:
     blocks: list[Block] = [_metrics_side_by_side(summary)]
-    if any(pair.settings_told_apart for pair in summary.pairs):
+    if any(pair.settings_contrast for pair in summary.pairs):
         blocks.append(_own_settings_table(summary))
     known_metrics = set(HEADLINE_METRICS)
     for pair in summary.pairs[:DETAILED_PAIRS]:
@@ -189,12 +189,12 @@ def _metrics_side_by_side(summary: Summary) -> Table:
 
 def _own_settings_table(summary: Summary) -> Table:
     """What each side's own settings change."""
-    contrasts = [(pair, pair.settings_told_apart) for pair in summary.pairs if pair.settings_told_apart is not None]
+    contrasts = [(pair, pair.settings_contrast) for pair in summary.pairs if pair.settings_contrast is not None]
     names = list(dict.fromkeys(name for _, contrast in contrasts for name in contrast.ratios))
     sides = {"pi": "training path", "mu": "inference engine"}
     columns: list[Column[tuple[PairSummary, SettingsContrast]]] = [
         Column("pair", lambda row: pair_label(row[0])),
-        Column("counterpart", lambda row: sides_label(*row[1].beside), is_text=True),
+        Column("counterpart", lambda row: sides_label(*row[1].counterpart), is_text=True),
         Column("side", lambda row: sides[row[1].side], is_text=True),
         Column("what is set otherwise", lambda row: visible(", ".join(row[1].settings)), is_text=True),
         *Column.each(names, lambda name: f"{name}, times", lambda name, row: write_estimate(row[1].ratios.get(name))),

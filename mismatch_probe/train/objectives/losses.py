@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mismatch_probe.stats.mixture import LOG_BOUND
+from mismatch_probe.stats.tails import LOG_BOUND
 from mismatch_probe.train.objectives.advantages import (
     RolloutBatch,
     TokenRows,

@@ -31,8 +31,7 @@ from mismatch_probe.records.sequences import (
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass
-from mismatch_probe.training_path.inside.rows_seen import RowsSeen
-from mismatch_probe.training_path.inside.totals import Formats, OwnTarget, SideTotals, SumsBySequence
+from mismatch_probe.training_path.inside.totals import Formats, OwnTarget, RowsSeen, SideTotals, SumsBySequence
 
 
 def routers_differ(first_TE: Tensor, second_TE: Tensor, top_k: int) -> Tensor:

@@ -13,6 +13,7 @@ from mismatch_probe.verdict.preflight.rules import (
     model_root,
     noise,
     prompt_starts,
+    reference,
 )
 from mismatch_probe.verdict.preflight.table import (
     ASKED,
@@ -37,6 +38,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     compressed_cache,
     *FORMATS,
     inexact_fp32,
+    reference,
     prompt_starts,
     *SERVER_SAMPLING,
     model_root,

@@ -1,13 +1,14 @@
 """What two sides' effective settings and configurations can be compared by."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from numpy import float32
 
 from mismatch_probe.config.load import flat
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.manifest import CheckpointDifference, ModelIdentity
 
 WITHOUT_EFFECT = frozenset(
@@ -21,6 +22,30 @@ WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 """Keys of a transformers configuration that change no log-prob, or that an engine pads and rewrites for its own use."""
+
+AGREEMENT: Final = "agreement_with_itself"
+"""The effective setting of a reference that says how far its own passes are apart."""
+_AGREES_NATS: Final = 1e-3
+"""The most nats between two passes of one model in FP32: a hundred times what tiny and small models measure, and a
+tenth of what rounding to BF16 costs.
+"""
+
+
+def contradiction(reference: Mapping[str, Any]) -> str | None:
+    """How a reference, by its effective settings, contradicts itself; None where it agrees or that was not measured."""
+    agreement = reference.get(AGREEMENT) or {}
+    for name, how in _PASSES.items():
+        nats = agreement.get(name)
+        if nats is not None and not nats <= _AGREES_NATS:
+            return (
+                f"the reference does not agree with itself: {how} it gives the same tokens log-probs that are "
+                f"{write_number(nats)} nats away (median of {write_many(agreement['num_tokens'], 'token')}), where "
+                f"rounding makes less than {write_number(_AGREES_NATS)}"
+            )
+    return None
+
+
+_PASSES: Final = {"cached_nats": "one by one behind a cache", "shorter_nats": "without the last token of the response"}
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -91,6 +116,8 @@ class Sides:
     """The token that every prompt begins with twice, None where there is none."""
     lacking_start: tuple[str, int, int] | None = None
     """The token that texts of this family begin with, how many prompts do not, and how many there are."""
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    """What the loaded reference says; nothing where the pair has none."""
 
     @property
     def load_the_same(self) -> bool:

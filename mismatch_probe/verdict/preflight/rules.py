@@ -8,7 +8,14 @@ from mismatch_probe.dtypes import Dtype, short_name
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.summary import SettingFinding
-from mismatch_probe.verdict.preflight.facts import Sides, is_same_setting, reaches_forward_pass, setting_words
+from mismatch_probe.verdict.preflight.facts import (
+    AGREEMENT,
+    Sides,
+    contradiction,
+    is_same_setting,
+    reaches_forward_pass,
+    setting_words,
+)
 from mismatch_probe.verdict.preflight.table import is_server
 
 PROMPT_START: Final = "prompt_start"
@@ -99,7 +106,7 @@ def _differing(sides: Sides) -> dict[str, tuple[Any, Any]]:
         return {
             name: (train.get(name), infer.get(name))
             for name in sorted(train.keys() | infer.keys())
-            if not is_same_setting(train.get(name), infer.get(name))
+            if not is_same_setting(_value_or_default(train, name), _value_or_default(infer, name))
         }
     if sides.difference is None:
         return {}
@@ -108,6 +115,15 @@ def _differing(sides: Sides) -> dict[str, tuple[Any, Any]]:
         for name, (ours, theirs) in sorted(sides.difference.config.items())
         if reaches_forward_pass(name) and None not in (ours, theirs) and not is_same_setting(ours, theirs)
     }
+
+
+_DEFAULTS: Final = {"partial_rotary_factor": 1}
+"""Settings that one side may leave out, by the last part of their names, with what that means."""
+
+
+def _value_or_default(settings: Mapping[str, Any], name: str) -> Any:
+    value = settings.get(name)
+    return _DEFAULTS.get(name.rpartition(".")[2]) if value is None else value
 
 
 def _advice_on_forward_pass(sides: Sides) -> str:
@@ -141,6 +157,20 @@ def prompt_starts(sides: Sides) -> Iterator[SettingFinding]:
             "tokenizer add BOS; both sides read the same ids here, a stack that encodes them anew may not",
             advice="Drop BOS from the template's text or from the tokenizer's special tokens.",
             code=Code.PROMPT_PREFIX,
+        )
+
+
+def reference(sides: Sides) -> Iterator[SettingFinding]:
+    """A reference whose passes over the same tokens contradict each other, as with a fallback of a recurrent layer."""
+    what = contradiction(sides.reference)
+    if what is not None:
+        yield SettingFinding(
+            level="warning",
+            setting=AGREEMENT,
+            what=f"{what}; its numbers are left out, and the verdict does not rest on them",
+            advice="The reference contradicts itself and is left out: install the kernels that the architecture's code "
+            "asks for when it is loaded (recurrent layers: flash-linear-attention, causal-conv1d, mamba-ssm), or "
+            "another version of transformers, and compare anew.",
         )
 
 

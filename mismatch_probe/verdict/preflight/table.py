@@ -256,6 +256,18 @@ FORWARD: Final = (
 
 FORMATS: Final = (
     SettingRule(
+        "state_dtypes",
+        ("infer.state_dtypes",),
+        lambda dtypes: any(map(_is_coarse, map(short_name, dtypes or ()))),
+        "warning",
+        "the engine keeps the state of recurrent layers in {0} from token to token; the training path carries it in "
+        "FP32",
+        "Give --vllm.mamba_ssm_cache_dtype float32, which rounds nothing while it decodes, and measure again.",
+        side="mu",
+        code=Code.ONE_SIDED_DTYPE,
+        write_value=lambda dtypes: " and ".join(short_name(dtype).upper() for dtype in dtypes),
+    ),
+    SettingRule(
         "experts_dtype",
         ("train.experts_dtype", "train_dtype"),
         _are_different,
