@@ -134,10 +134,11 @@ def with_few_tokens(case: Case, verdict: Verdict) -> Verdict:
 def few_tokens_words(few: FewTokens) -> str:
     """How many such tokens there are, their share, the place of the largest, and which are exact zeros."""
     many = few.num_tokens > 1
+    which = "the largest" if many else "it"
     sentence = (
         f"{write_many(few.num_tokens, 'token')} of {write_count(few.of_tokens)} {'hold' if many else 'holds'} "
-        f"{write_percent(few.share_of_kl)} of the KL (k3): {'the largest' if many else 'it'} stands at index "
-        f"{few.position} (token {few.position + 1}) of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
+        f"{write_percent(few.share_of_kl)} of the KL (k3): {which} stands at index {few.position} (token "
+        f"{few.position + 1}) of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
         f"{write_number(few.log_mu)}"
     )
     sides = ((few.zeros_mu, "the sampler's side"), (few.zeros_pi, "the trainer's side"))
