@@ -189,9 +189,9 @@ def _next_step(
     following = decision.look.next_sequences
     can_extend = run.manifest.log is None and isinstance(source, Path)
     command = command_line("compare", "--resume", "--out", run.path, "--gate", source) if can_extend else None
-    exhausted = _exhausted_text(decision, gate, run, count_prompts) if can_extend else ""
-    if exhausted and on_inconclusive in ("extend", "warn", "pass"):
-        return exhausted, None
+    lack = _lack_of_prompts(decision, gate, run, count_prompts) if can_extend else ""
+    if lack and on_inconclusive in ("extend", "warn", "pass"):
+        return lack, None
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
         return _more_prompts_text(short, gate, run), command
@@ -220,7 +220,7 @@ def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str
     )
 
 
-def _exhausted_text(decision: GateDecision, gate: GateFile, run: OpenRun, count_prompts: CountPrompts) -> str:
+def _lack_of_prompts(decision: GateDecision, gate: GateFile, run: OpenRun, count_prompts: CountPrompts) -> str:
     """A sentence where the source of the prompts has fewer than the next look takes; else empty."""
     next_sequences, settings = decision.look.next_sequences, run.manifest.settings
     if next_sequences is None:
