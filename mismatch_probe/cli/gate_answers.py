@@ -66,7 +66,7 @@ def judge_run(
     earlier = answer_of(run)
     _write_files(refusal(MismatchProbeError(_UNANSWERED), run, gate_file), outputs)
     try:
-        result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline)
+        result = run_gate(run, gate_file, baseline, earlier, without_baseline=without_baseline, count_prompts=num_held)
     except MismatchProbeError as error:
         publish(refusal(error, run, gate_file), outputs)
         _update_page(run)

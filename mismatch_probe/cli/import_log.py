@@ -240,8 +240,8 @@ def _with_checkpoint(
     warm_up("training", *(() if scored is None else ("engine",)))
     try:
         explanation, report = explain_import(run, model, step)
-    except (KeyboardInterrupt, MismatchProbeError):
-        of_step = () if step is None else ("--step", step)
+    except (KeyboardInterrupt, MismatchProbeError) as error:
+        of_step = () if step is None or isinstance(error, UsageError) else ("--step", step)
         go_on = command_line("explain", run.path, "--model", model["model"].get("path"), *of_step)
         print_line(narration(), "What was imported is kept. Continue with:")
         print_command(narration(), go_on)

@@ -1,6 +1,6 @@
 """The commands of the gate: a run is judged by a gate file, and the noise floor is measured from repeated runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,10 @@ from mismatch_probe.stats.sequences import TokenPair
 _MOST_STEPS_NAMED: Final = 20
 
 
+CountPrompts = Callable[[str, int], int | None]
+"""How many prompts a source has, counted up to a number; None for one that makes as many as are asked for."""
+
+
 def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
     """Sentences on the steps and responses that were left out, and on what the log lacks or what is doubtful in it."""
     if log.steps_left_out:
@@ -56,9 +60,11 @@ def run_gate(
     earlier: GateResult | None = None,
     *,
     without_baseline: bool = False,
+    count_prompts: CountPrompts = lambda source, most: None,
 ) -> GateResult:
     """Hold a run against a gate file or a preset; `earlier` is the last answer about this run.
 
+    count_prompts: so that no look is proposed for which the source of the run has too few.
     without_baseline: checks that compare with a baseline are left out, and the result names them.
     """
     complete = open_gate(source, baseline_path, without_baseline=without_baseline)
@@ -78,7 +84,7 @@ def run_gate(
         document_results += growth_results(gate.settings, run.samples.values())
     decision = decide(gate, Measurer(evidence), document_results)
     is_open = decision.answer == "inconclusive"
-    what_next, next_command = _next_step(decision, gate, run, source) if is_open else ("", None)
+    what_next, next_command = _next_step(decision, gate, run, source, count_prompts) if is_open else ("", None)
     gate_key = content_key(complete.model_dump(mode="json"))
     return GateResult(
         tool_version=__version__,
@@ -175,12 +181,17 @@ def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "
     return f"{len(checks)} {f'limit {verb}' if len(checks) == 1 else f'limits {many}'}"
 
 
-def _next_step(decision: GateDecision, gate: GateFile, run: OpenRun, source: GateSource) -> tuple[str, str | None]:
+def _next_step(
+    decision: GateDecision, gate: GateFile, run: OpenRun, source: GateSource, count_prompts: CountPrompts
+) -> tuple[str, str | None]:
     """What would settle an inconclusive answer, and the command for it, where there is one."""
     on_inconclusive = gate.settings.on_inconclusive
     following = decision.look.next_sequences
     can_extend = run.manifest.log is None and isinstance(source, Path)
     command = command_line("compare", "--resume", "--out", run.path, "--gate", source) if can_extend else None
+    lack = _lack_of_prompts(decision, gate, run, count_prompts) if can_extend else ""
+    if lack and on_inconclusive in ("extend", "warn", "pass"):
+        return lack, None
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
         return _more_prompts_text(short, gate, run), command
@@ -206,6 +217,24 @@ def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str
     return (
         f"the next look is at {next_sequences} sequences, which takes {num_prompts} prompts of "
         f"{settings.prompts.source}"
+    )
+
+
+def _lack_of_prompts(decision: GateDecision, gate: GateFile, run: OpenRun, count_prompts: CountPrompts) -> str:
+    """A sentence where the source of the prompts has fewer than the next look takes; else empty."""
+    next_sequences, settings = decision.look.next_sequences, run.manifest.settings
+    if next_sequences is None:
+        return ""
+    num_prompts = gate.settings.prompts_for(next_sequences, settings.sampling.samples_per_prompt)
+    try:
+        num_held = count_prompts(settings.prompts.source, num_prompts)
+    except MismatchProbeError:
+        return ""
+    if num_held is None or num_held >= num_prompts:
+        return ""
+    return (
+        f"the next look is at {next_sequences} sequences, which takes {num_prompts} prompts, and "
+        f"{settings.prompts.source} holds {num_held}: compare anew with --prompts a source of more"
     )
 
 

@@ -148,8 +148,14 @@ def responses_of_step(rollouts: pa.Table, run: Path, step: int | None) -> pa.Tab
             )
         return rollouts
     if step not in steps:
-        range_of_steps = f"{steps[0]} to {steps[-1]}" if steps else "not known"
-        raise UsageError(f"{run} has no response of step {step}; its steps are {range_of_steps}: fix --step")
+        which = (
+            "no step is recorded: leave --step out"
+            if not steps
+            else f"its only step is {steps[0]}: give --step {steps[0]}"
+            if len(steps) == 1
+            else f"its steps are {steps[0]} to {steps[-1]}: fix --step"
+        )
+        raise UsageError(f"{run} has no response of step {step}; {which}")
     return rollouts.filter(pc.equal(rollouts["step"], step)).combine_chunks()
 
 

@@ -198,7 +198,7 @@ def _of_few_prompts(pair: PairSummary) -> str:
     if kl.high < WIDE * kl.low:
         return ""
     share = write_percent(math.sqrt(kl.num_prompts / DEFAULT_NUM_PROMPTS))
-    flag = "" if pair.is_logged else " (--num-prompts)"
+    flag = "" if pair.is_logged else " (--num-prompts, or --prompts a source of as many)"
     return (
         f" {write_many(kl.num_prompts, 'prompt')} only: the KL is in {interval}; "
         f"{DEFAULT_NUM_PROMPTS} prompts{flag} narrow that to about {share} of its width."

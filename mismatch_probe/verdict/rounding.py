@@ -134,10 +134,11 @@ def with_few_tokens(case: Case, verdict: Verdict) -> Verdict:
 def few_tokens_words(few: FewTokens) -> str:
     """How many such tokens there are, their share, the place of the largest, and which are exact zeros."""
     many = few.num_tokens > 1
+    which = "the largest" if many else "it"
     sentence = (
         f"{write_many(few.num_tokens, 'token')} of {write_count(few.of_tokens)} {'hold' if many else 'holds'} "
-        f"{write_percent(few.share_of_kl)} of the KL (k3): {'the largest' if many else 'it'} stands at position "
-        f"{few.position} of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
+        f"{write_percent(few.share_of_kl)} of the KL (k3): {which} stands at index {few.position} (token "
+        f"{few.position + 1}) of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
         f"{write_number(few.log_mu)}"
     )
     sides = ((few.zeros_mu, "the sampler's side"), (few.zeros_pi, "the trainer's side"))
@@ -241,9 +242,11 @@ def _length_advice(case: Case, remedy: str) -> list[str]:
         return []
     if case.length.budget_tokens.value >= case.length.measured_up_to:
         return []
+    is_usual = case.length.median_response > case.length.budget_tokens.value
+    longest = f"The longest responses ({write_token_count(case.length.measured_up_to)} tokens)"
     return [
-        "Responses are longer than the length budget: sequence-level importance weights lose more than half of their "
-        f"effective sample; {remedy}."
+        f"{'Responses' if is_usual else longest} are longer than the length budget: sequence-level importance weights "
+        f"lose more than half of their effective sample there; {remedy}."
     ]
 
 

@@ -7,6 +7,12 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mismatch_probe.dtypes import Dtype
+from scripts.moved_weights import compare_checkpoints
 from scripts.paper import differing_numbers, numbers_of, tables_of
 from tests.ablate.test_summarise import ablation_run, all_cells
 
@@ -88,3 +94,15 @@ def test_the_reward_of_the_real_checkpoint_takes_each_answer_as_whole_words_and_
             assert names_answer(fact["prompt"], f"It is {spelling.upper()}.", fact["answer"]) == 1
             assert names_answer(fact["prompt"], f"It is {spelling}ish.", fact["answer"]) == 0
     assert names_answer("", "", "ice") == names_answer("", "nice", "ice") == names_answer("", "a", None) == 0
+
+
+@pytest.mark.parametrize(("step", "share"), [(2.0**-10, 0.0), (2.0**-7, 1.0)])
+def test_a_change_below_half_a_number_of_bf16_moves_no_weight_that_was_such_a_number(
+    step: float, share: float, tmp_path: Path
+) -> None:
+    for name, weights in (("before", torch.ones(8)), ("after", torch.ones(8) + step)):
+        (tmp_path / name).mkdir()
+        save_file({"weight": weights}, tmp_path / name / "model.safetensors")
+    rounding = compare_checkpoints(tmp_path / "before", tmp_path / "after")
+    assert rounding[Dtype.BF16].moved / rounding[Dtype.BF16].weights == rounding[Dtype.BF16].passed_on == share
+    assert rounding[Dtype.FP16].passed_on == 1

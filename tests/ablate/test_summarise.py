@@ -151,6 +151,15 @@ def test_cells_in_which_a_guard_rolled_back_are_counted_and_those_with_a_warning
         assert ("A guard rolled back in 1 of 4 cells" in _screen_text(acted)) is is_said
 
 
+def test_runs_too_short_to_tell_a_collapse_are_counted_and_longer_ones_are_not(tmp_path: Path) -> None:
+    result = result_of(ablation_run(tmp_path / "run", all_cells()))
+    for window, is_said in ((2, True), (3, False)):
+        short = result.model_copy(
+            update={"cells": [cell.model_copy(update={"window": window}) for cell in result.cells]}
+        )
+        assert ("in 4 cells: 15 steps are needed" in _screen_text(short)) is is_said
+
+
 def test_tasks_in_which_cells_differ_are_all_named(tmp_path: Path) -> None:
     tasks = ["sums:terms=3", "sums:terms=8"]
     directory = start_ablation(tmp_path / "run", Ablation.of(values(further={"task.source": tasks})))

@@ -12,6 +12,7 @@ from mismatch_probe.cli.gate_answers import GatedCompare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.gate.run import run_gate
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import GOOD, CommandLine, gate_file
 
@@ -85,3 +86,14 @@ def test_the_next_look_says_what_it_takes(command_line: CommandLine, small: RunD
         "the next look is at 64 sequences, which takes 64 prompts of sums:long.\n    mismatch-probe compare"
         in ended.stdout
     )
+
+
+def test_a_next_look_that_the_source_cannot_give_has_no_command(small: RunDirectory, tmp_path: Path) -> None:
+    """Or the command that is printed would end in the same answer for ever."""
+    config = gate_file(tmp_path, GATE.format(first=64, last=128, prompts=8) + GOOD)
+    result = run_gate(small.path, config, count_prompts=lambda source, most: min(most, 24))
+    assert (result.answer, result.next_command) == ("inconclusive", None)
+    assert result.sentence.endswith(
+        "takes 64 prompts, and sums:long holds 24: compare anew with --prompts a source of more."
+    )
+    assert run_gate(small.path, config, count_prompts=lambda source, most: most).next_command is not None

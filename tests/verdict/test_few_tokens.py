@@ -59,7 +59,7 @@ def test_the_line_stands_in_the_text_and_in_the_evidence_of_a_comparison() -> No
     assert compared.verdict.kind == "undecided"
     text = " ".join(str(compared).split())
     assert words in text
-    assert f"at position 7 of row {RESPONSES - 1}, with log pi -3.5" in text
+    assert f"at index 7 (token 8) of row {RESPONSES - 1}, with log pi -3.5" in text
     assert "2 of them are exactly 0 on the sampler's side" in text
 
 
@@ -68,7 +68,7 @@ def test_one_token_stands_alone() -> None:
     log_pi[4, 5], log_mu[4, 5] = 0.0, -6.0
     text = " ".join(str(mp.compare_logprobs(log_pi, log_mu, True)).split())
     assert "1 token of 4,800 holds" in text
-    assert "it stands at position 5 of row 4" in text
+    assert "it stands at index 5 (token 6) of row 4" in text
     assert "it is exactly 0 on the trainer's side" in text
 
 

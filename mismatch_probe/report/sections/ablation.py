@@ -35,6 +35,10 @@ from mismatch_probe.report.training.course import actions_words, times
 from mismatch_probe.report.view import Badge, Block, Cell, Column, Command, Note, Row, Section, Table
 from mismatch_probe.stats.results import Estimate
 
+_SHORTEST_WINDOW: Final = FIRST_STEP_OF_GROWTH - 1
+_STEPS_OF_SHORTEST: Final = 5 * _SHORTEST_WINDOW
+"""A window is a fifth of a run's steps."""
+
 CELL_BADGES: Final = {
     "finished": Badge("clean", "finished"),
     "stopped": Badge("growing", "stopped by a guard"),
@@ -80,8 +84,8 @@ def collapse_sentences(result: AblationResult) -> Iterator[str]:
 
 
 def collapse_summary(result: AblationResult) -> str:
-    """Of how many collapsed cells the mismatch had grown before, and in how many cells a guard rolled back; nothing
-    where none did either.
+    """Of how many collapsed cells the mismatch had grown before, how many cells are too short to tell, and in how many
+    a guard rolled back; nothing where there is none of these.
     """
     sentences = []
     collapses = [cell for cell in result.cells if cell.collapse_step is not None]
@@ -95,6 +99,12 @@ def collapse_summary(result: AblationResult) -> str:
                 f"{write_many(too_fast, 'cell')} collapsed by step {FIRST_STEP_OF_GROWTH}, before which no growth can "
                 "be seen."
             )
+    too_short = sum(0 < cell.window < _SHORTEST_WINDOW for cell in result.cells)
+    if too_short:
+        cells = write_many(too_short, "cell")
+        sentences.append(
+            f"Neither collapse nor growth is looked for in {cells}: {_STEPS_OF_SHORTEST} steps are needed."
+        )
     rollbacks = sum(any(ActionKind.ROLLBACK.value in guard.actions for guard in cell.guards) for cell in result.cells)
     if rollbacks:
         of_all = write_many(len(result.cells), "cell")
