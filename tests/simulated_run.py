@@ -17,9 +17,10 @@ from mismatch_probe.compare.plan import make_plan, sample_requests
 from mismatch_probe.compare.stages import SampleStage, ScoreStage
 from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.load import merge_tables, parse_settings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.provenance.stored_tensors import adapter_key
+from mismatch_probe.reading import merge_tables
 from mismatch_probe.records.legs import Legs, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory

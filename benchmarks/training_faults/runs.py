@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.training_faults.injection import Inject, Now, swapped
-from mismatch_probe.config.load import merge_tables, parse_settings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import CheckpointSettings, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, TrainingStopped, UsageError
 from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.rules.base import GuardSettings
+from mismatch_probe.reading import merge_tables
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train import run as run_module
 from mismatch_probe.train.checkpoints import Checkpoints

@@ -11,9 +11,9 @@ import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Dtypes, Flag, SideOptions, gives_settings
-from mismatch_probe.config.load import nest_names
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.reading import nest_names
 
 if TYPE_CHECKING:
     from mismatch_probe.config.comparison import CompareSettings

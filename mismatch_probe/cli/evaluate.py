@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mismatch_probe.cli import options
 from mismatch_probe.cli.compare import side_values
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.load import merge_tables, nest_names
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.reading import merge_tables, nest_names
 
 if TYPE_CHECKING:
     from mismatch_probe.records.answers import EvaluationDirectory

@@ -10,8 +10,8 @@ import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.load import nest_names
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
+from mismatch_probe.reading import nest_names
 
 if TYPE_CHECKING:
     from mismatch_probe.cli.filing import Filing

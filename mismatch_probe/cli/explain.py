@@ -11,8 +11,8 @@ import typer
 
 from mismatch_probe.cli import options
 from mismatch_probe.cli.options import Flag, gives_settings
-from mismatch_probe.config.load import merge_tables
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.reading import merge_tables
 
 if TYPE_CHECKING:
     from mismatch_probe.cli.progress import ProgressLine

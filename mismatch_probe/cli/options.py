@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from mismatch_probe.config.load import nest_names
 from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
+from mismatch_probe.reading import nest_names
 
 _ENGINE_PREFIX: Final = "--vllm."
 DTYPES: Final = ", ".join(reversed(COMPUTED_IN))

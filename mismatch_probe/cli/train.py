@@ -206,9 +206,10 @@ def sanity(
     """
     from mismatch_probe.cli.output import print_outcome, results
     from mismatch_probe.cli.training_watch import training_listener
-    from mismatch_probe.config.load import merge_tables, parse_settings
+    from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import SanitySettings
     from mismatch_probe.config.train import TrainSettings
+    from mismatch_probe.reading import merge_tables
     from mismatch_probe.records.files import RunKind, to_resume
     from mismatch_probe.records.training_run import SanityDirectory, SanityRecord
     from mismatch_probe.report.answers.train import sanity_answer

@@ -11,12 +11,12 @@ from mismatch_probe.compare.plan import Plan, make_plan
 from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
-from mismatch_probe.config.load import differences
 from mismatch_probe.config.resuming import with_one_spelling, with_ranks_of
 from mismatch_probe.config.sides import sampler_of
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError
 from mismatch_probe.provenance import environment
 from mismatch_probe.provenance.environment import PACKAGE_KEY, content_key, decisive
+from mismatch_probe.reading import differences
 from mismatch_probe.records.manifest import Continuation, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, field_validator
 
-from mismatch_probe.config.load import merge_tables, nest_names, parse_settings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import Count, CountOrNone, ListAsTuple, SanitySettings, Seed, Settings
 from mismatch_probe.config.train import LearningRate, TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
+from mismatch_probe.reading import merge_tables, nest_names
 
 _SEED: Final = "seed"
 _BETWEEN: Final = "/"

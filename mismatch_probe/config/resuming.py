@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.config.comparison import CompareSettings, Declared
-from mismatch_probe.config.load import merge_tables, parse_settings, write_side
+from mismatch_probe.config.load import parse_settings, write_side
 from mismatch_probe.config.sides import DeclaredSide, TrainSide
 from mismatch_probe.errors import UsageError
 from mismatch_probe.inert import words_line
-from mismatch_probe.reading import Unreadable, expand_user
+from mismatch_probe.reading import Unreadable, expand_user, merge_tables
 
 
 def same_folder(first: str | None, second: str | None) -> bool:

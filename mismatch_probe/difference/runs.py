@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from mismatch_probe import __version__
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.config.load import differences
 from mismatch_probe.difference.samples import (
     Meeting,
     Sample,
@@ -26,7 +25,7 @@ from mismatch_probe.difference.versus import (
     without_trace,
 )
 from mismatch_probe.errors import BrokenRecord, UsageError
-from mismatch_probe.reading import Unreadable, parse_json
+from mismatch_probe.reading import Unreadable, differences, parse_json
 from mismatch_probe.records.answers import (
     APPLIED,
     BinDifference,

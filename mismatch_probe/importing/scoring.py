@@ -18,7 +18,6 @@ from mismatch_probe.compare.derived_runs import rows_of_side, without_sampling
 from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.load import merge_tables
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
 from mismatch_probe.config.sides import InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
@@ -29,6 +28,7 @@ from mismatch_probe.importing.selection import responses_of_step, without_images
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
+from mismatch_probe.reading import merge_tables
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.legs import CHOICES, Legs, read_prompts, spans_of_tokens, with_choices, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord

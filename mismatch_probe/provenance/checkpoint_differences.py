@@ -10,13 +10,12 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.config.load import differences
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.inert import cut_text, plain
 from mismatch_probe.provenance.checkpoint import read_config, read_description, text_config, weight_files
 from mismatch_probe.provenance.stored_tensors import StoredTensor, as_numbers, pieces, stored_tensors
-from mismatch_probe.reading import Unreadable, open_file, read_text
+from mismatch_probe.reading import Unreadable, differences, open_file, read_text
 from mismatch_probe.records.manifest import CheckpointDifference, TensorDifference, WeightsDifference
 
 _TOKENIZER: Final = "tokenizer.json"

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.config.load import flat, nest_names
+from mismatch_probe.reading import flat, nest_names
 from mismatch_probe.records.files import replacing
 
 IntArray = npt.NDArray[np.int32]

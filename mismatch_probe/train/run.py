@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
-from mismatch_probe.config.load import differences
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError, TrainingStopped
 from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import StepFirings
 from mismatch_probe.guards.guards import Guards
+from mismatch_probe.reading import differences
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.checkpoints import Checkpoints
 from mismatch_probe.train.distributed import as_first_rank_has_it, is_main, join_process_group, rank, world_size

@@ -21,7 +21,6 @@ from transformers.core_model_loading import (
 )
 from transformers.modeling_utils import LoadStateDictConfig
 
-from mismatch_probe.config.load import flat
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError, message_of
@@ -29,6 +28,7 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.checkpoint import safetensors_header, weight_files
 from mismatch_probe.provenance.stored_tensors import WEIGHTS as ADAPTER
 from mismatch_probe.provenance.stored_tensors import stored_quantization
+from mismatch_probe.reading import flat
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.loading import is_transformers_own, load_config, maker_of, no_progress_bars
 

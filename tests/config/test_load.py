@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.load import differences, flat, merge_tables, parse_settings, read_settings_file
+from mismatch_probe.config.load import parse_settings, read_settings_file
 from mismatch_probe.errors import UsageError
+from mismatch_probe.reading import differences, flat, merge_tables
 
 
 def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:

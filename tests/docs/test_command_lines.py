@@ -23,10 +23,11 @@ from mismatch_probe.cli.first_steps import STARTERS, starter_path
 from mismatch_probe.cli.options import PROGRAM, TYPER_ERROR, given_by
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.examinations import AuditSettings, HeadroomSettings
-from mismatch_probe.config.load import nest_names, parse_settings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.reading import nest_names
 from tests.docs.command_lines import CommandLine, command_lines, lines_of, mentions
 from tests.docs.pages import ROOT, Page
 from tests.gate.cli import CommandLine as Run

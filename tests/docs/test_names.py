@@ -28,6 +28,7 @@ OF_OTHERS = {
     "verl": {"dump_dir", "VERL_USE_EXTERNAL_PLUGINS", "optimizer_step"},
     "open-instruct": {"rollouts_save_path"},
     "TRL": {"log_completions"},
+    "transformers": {"vision_model"},
     "AReaL": {"dump_to_file"},
     "PyTorch": {"_is_avx512_bf16_supported", "_is_amx_fp16_supported", "_is_vnni_supported"},
     "vLLM": {

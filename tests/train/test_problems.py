@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from mismatch_probe.config.comparison import CompareSettings
-from mismatch_probe.config.load import merge_tables, parse_settings
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.config.model import EvaluationSettings, SanitySettings
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.errors import UsageError
 from mismatch_probe.evaluate.run import DEFAULTS, prepare_evaluation
+from mismatch_probe.reading import merge_tables
 from mismatch_probe.train.preparation import TrainingPreparation, prepare_training
 from mismatch_probe.train.sanity import prepare_sanity
 

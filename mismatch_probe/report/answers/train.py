@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
-from mismatch_probe.config.load import differences
 from mismatch_probe.notation import (
     ABSENT,
     WrittenNumber,
@@ -20,6 +19,7 @@ from mismatch_probe.notation import (
     write_percent,
     write_seconds,
 )
+from mismatch_probe.reading import differences
 from mismatch_probe.records.training_run import (
     PASS_ACCURACY,
     TOO_FEW_STEPS,

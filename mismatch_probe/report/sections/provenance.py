@@ -7,9 +7,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mismatch_probe.config.load import flat
 from mismatch_probe.inert import cut_text
 from mismatch_probe.notation import write_count, write_number, write_seconds, write_size
+from mismatch_probe.reading import flat
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
 from mismatch_probe.records.training_run import TrainingManifest

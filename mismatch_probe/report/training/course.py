@@ -12,10 +12,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from mismatch_probe.config.load import flat
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.guards.rules.base import metric_words
 from mismatch_probe.notation import join_names, write_count, write_number
+from mismatch_probe.reading import flat
 from mismatch_probe.records.training_run import SanityDirectory, SanityRecord, TrainingDirectory, TrainingManifest
 from mismatch_probe.report.figures.limits import Limit
 from mismatch_probe.report.names import OTHER_COLORS, PairStyle, dtypes_style

@@ -12,8 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mismatch_probe.config.load import flat
 from mismatch_probe.notation import ABSENT, join_names, write_count, write_number
+from mismatch_probe.reading import flat
 from mismatch_probe.records.files import write_text
 from mismatch_probe.records.training_run import MetricCourse, TrainingDirectory, TrainingSummary
 from mismatch_probe.report.answers.train import Runs, steps_averaged, training_answer

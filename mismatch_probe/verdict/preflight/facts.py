@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from numpy import float32
 
-from mismatch_probe.config.load import flat
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_many, write_number
+from mismatch_probe.reading import flat
 from mismatch_probe.records.manifest import CheckpointDifference, ModelIdentity
 
 WITHOUT_EFFECT = frozenset(
