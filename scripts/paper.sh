@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH=examples/rewards${PYTHONPATH:+:$PYTHONPATH} # the reward of smollm2.toml
 experts=build/paper/experts                                   # what shapes.toml names
 [ -e "$experts/config.json" ] || "$bin/python" -m scripts.upcycled mismatch_probe/demo_checkpoint "$experts"
-grids="precision conditions guarded slow shapes corrections sanity"
+grids="precision conditions guarded slow shapes corrections sanity sanity-seeds"
 if [ -e build/real/smollm2/config.json ]; then # what smollm2.toml names
     grids="$grids smollm2"
 else
