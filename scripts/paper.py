@@ -14,7 +14,7 @@ from mismatch_probe.report.markdown import markdown_table
 from mismatch_probe.report.screen import in_full
 from mismatch_probe.report.sections.ablation import ablation_tables
 
-_GRIDS = ("precision", "conditions", "guarded", "slow", "shapes", "corrections", "sanity", "smollm2")
+_GRIDS = ("precision", "conditions", "guarded", "slow", "shapes", "corrections", "sanity", "sanity-seeds", "smollm2")
 
 
 def tables_of(folder: Path) -> str:
