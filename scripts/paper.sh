@@ -19,5 +19,12 @@ for grid in $grids; do
     run=$folder/$grid
     "$bin/mismatch-probe" ablate --config "reports/paper/$grid.toml" --out "$run" $([ -e "$run/manifest.json" ] && echo --resume)
     cp "$run/ablation.json" "reports/paper/$grid.json"
+    case $grid in slow | smollm2) # whose single steps the page speaks of
+        mkdir -p "reports/paper/steps/$grid"
+        for file in "$run"/cells/*/metrics.jsonl; do
+            [ ! -e "$file" ] || cp "$file" "reports/paper/steps/$grid/$(basename "$(dirname "$file")").jsonl"
+        done
+        ;;
+    esac
 done
 "$bin/python" -m scripts.paper reports/paper
