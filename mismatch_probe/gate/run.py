@@ -189,9 +189,9 @@ def _next_step(
     following = decision.look.next_sequences
     can_extend = run.manifest.log is None and isinstance(source, Path)
     command = command_line("compare", "--resume", "--out", run.path, "--gate", source) if can_extend else None
-    lack = _lack_of_prompts(decision, gate, run, count_prompts) if can_extend else ""
-    if lack and on_inconclusive in ("extend", "warn", "pass"):
-        return lack, None
+    num_held = None if following is None or not can_extend else _num_held(following, gate, run, count_prompts)
+    if num_held is not None and on_inconclusive != "fail":
+        return f"{_next_look_text(decision, gate, run)}, and that holds {num_held}: {_OTHER_SOURCE}", None
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []
     if short and on_inconclusive != "fail":
         return _more_prompts_text(short, gate, run), command
@@ -207,6 +207,9 @@ def _next_step(
     return _next_look_text(decision, gate, run), command
 
 
+_OTHER_SOURCE: Final = "compare anew with --prompts a source of more"
+
+
 def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str:
     """A sentence on the next look and on the prompts that it takes."""
     next_sequences, settings = decision.look.next_sequences, run.manifest.settings
@@ -220,22 +223,17 @@ def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str
     )
 
 
-def _lack_of_prompts(decision: GateDecision, gate: GateFile, run: OpenRun, count_prompts: CountPrompts) -> str:
-    """A sentence where the source of the prompts has fewer than the next look takes; else empty."""
-    next_sequences, settings = decision.look.next_sequences, run.manifest.settings
-    if next_sequences is None:
-        return ""
+def _num_held(next_sequences: int, gate: GateFile, run: OpenRun, count_prompts: CountPrompts) -> int | None:
+    """The prompts of the run's source, where these are too few for the next look; None where they are enough, or cannot
+    be counted here.
+    """
+    settings = run.manifest.settings
     num_prompts = gate.settings.prompts_for(next_sequences, settings.sampling.samples_per_prompt)
     try:
         num_held = count_prompts(settings.prompts.source, num_prompts)
     except MismatchProbeError:
-        return ""
-    if num_held is None or num_held >= num_prompts:
-        return ""
-    return (
-        f"the next look is at {next_sequences} sequences, which takes {num_prompts} prompts, and "
-        f"{settings.prompts.source} holds {num_held}: compare anew with --prompts a source of more"
-    )
+        return None
+    return num_held if num_held is not None and num_held < num_prompts else None
 
 
 def _more_prompts_text(short: Sequence[CheckResult], gate: GateFile, run: OpenRun) -> str:

@@ -94,6 +94,14 @@ def test_a_next_look_that_the_source_cannot_give_has_no_command(small: RunDirect
     result = run_gate(small.path, config, count_prompts=lambda source, most: min(most, 24))
     assert (result.answer, result.next_command) == ("inconclusive", None)
     assert result.sentence.endswith(
-        "takes 64 prompts, and sums:long holds 24: compare anew with --prompts a source of more."
+        "takes 64 prompts of sums:long, and that holds 24: compare anew with --prompts a source of more."
     )
     assert run_gate(small.path, config, count_prompts=lambda source, most: most).next_command is not None
+
+
+def test_prompts_that_cannot_be_counted_here_leave_the_command(small: RunDirectory, tmp_path: Path) -> None:
+    def count(source: str, most: int) -> int:
+        raise UsageError(f"{source} is on another machine")
+
+    config = gate_file(tmp_path, GATE.format(first=64, last=128, prompts=8) + GOOD)
+    assert run_gate(small.path, config, count_prompts=count).next_command is not None
