@@ -47,7 +47,7 @@ def test_a_sound_run_is_precision_and_clean(run: RunDirectory) -> None:
     assert judged(run).preflight == []
 
 
-def apart(nats: float) -> Simulation:
+def sides_that_differ(nats: float) -> Simulation:
     """A run whose reference lies so far from itself behind a cache."""
     agreement = {"num_tokens": 16, "shorter_nats": 0.0, "cached_nats": nats, "why_not_cached": None}
     return replace(WITH_FP32, applied={"score-ref-fp32": {"dtype": "fp32", AGREEMENT: agreement}})
@@ -55,7 +55,7 @@ def apart(nats: float) -> Simulation:
 
 @pytest.mark.parametrize("nats", [0.002, 0.125, 3.5])
 def test_a_verdict_does_not_rest_on_a_reference_that_contradicts_itself(tmp_path: Path, nats: float) -> None:
-    summary = judged(simulated_run(tmp_path / "run", apart(nats)))
+    summary = judged(simulated_run(tmp_path / "run", sides_that_differ(nats)))
     assert [pair.verdict.kind for pair in summary.pairs] == ["precision", "clean"]
     for pair in summary.pairs:
         assert "ref" not in pair.legs
@@ -69,7 +69,7 @@ def test_a_verdict_does_not_rest_on_a_reference_that_contradicts_itself(tmp_path
 
 
 def test_a_reference_that_agrees_with_itself_is_used(tmp_path: Path) -> None:
-    summary = judged(simulated_run(tmp_path / "run", apart(2e-6)))
+    summary = judged(simulated_run(tmp_path / "run", sides_that_differ(2e-6)))
     assert all(pair.blame is not None and "ref" in pair.legs for pair in summary.pairs)
     assert (summary.preflight, reference_sentences(summary)) == ([], [])
 
