@@ -7,11 +7,13 @@ so `PROTOCOLS` does not hold these two.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
 
 from mismatch_probe.config.examinations import AUDIT_PROMPTS, AuditSettings
 from mismatch_probe.config.load import parse_settings
-from mismatch_probe.engines.server.answers import Question, ServerAnswer
+from mismatch_probe.engines.server.answers import Question, ServerAnswer, ServerProtocol, member, whole_numbers
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.client import Client, Contact, contact
 from mismatch_probe.engines.server.connection import Connection
@@ -23,12 +25,6 @@ from mismatch_probe.tasks import Prompt, check_lengths, encode_prompts, load_pro
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-from typing import Any, ClassVar
-
-import numpy as np
-
-from mismatch_probe.engines.server.answers import ServerProtocol, member, whole_numbers
 
 
 class CompletionTokens(ServerProtocol):
