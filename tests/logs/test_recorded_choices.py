@@ -160,7 +160,8 @@ def with_support(rows: list[dict]) -> list[dict]:
     """
     for row in rows:
         [ids], [own] = row["token_ids"], row["token_loss_mask"]
-        row["sampling_support_token_ids"] = [[[one, 7, -1] if is_own else [-1] * 3 for one, is_own in zip(ids, own, strict=False)]]
+        tokens = zip(ids, own, strict=True)
+        row["sampling_support_token_ids"] = [[[one, 7, -1] if is_own else [-1] * 3 for one, is_own in tokens]]
     return rows
 
 
