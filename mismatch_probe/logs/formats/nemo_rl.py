@@ -50,7 +50,10 @@ def _support(row: Row, tokens: slice, padded_length: int) -> KeptSets | None:
         return kept_sets(row, _SUPPORT)
     if len(value) != padded_length:
         raise row.refusal(f"{_SUPPORT} has sets of {len(value)} tokens where token_ids has {padded_length} entries")
-    sets = [[one for one in each if one != ABSENT] if isinstance(each, list) else each for each in value[tokens]]
+    sets = [
+        [token_id for token_id in each if token_id != ABSENT] if isinstance(each, list) else each
+        for each in value[tokens]
+    ]
     return kept_sets(Row(row.where, {_SUPPORT: sets}), _SUPPORT)
 
 
