@@ -167,6 +167,36 @@ def test_a_mask_that_ends_late_is_named(value, log_pi):
     assert edges_found(responses) == [(LogCode.MASK_EDGE, "ends a token late")]
 
 
+def with_zeros_at_edges(edge: str, share_refuted: float) -> list[LoggedResponse]:
+    """A mask takes in a token of which the sampler has 0, where the trainer is sure of all but a share of them."""
+    random, responses = np.random.default_rng(3), []
+    for each in log(40):
+        off = moved(each, edge)
+        is_extra = off.sampled & ~each.sampled
+        pi = np.where(random.random(is_extra.size) < share_refuted, -3.0, -1e-3)
+        ids = np.where(is_extra, random.integers(20, 800, is_extra.size), each.token_ids)
+        log_mu = np.where(is_extra, 0.0, each.log_mu)
+        responses.append(replace(off, token_ids=ids, log_mu=log_mu, log_pi=np.where(is_extra, pi, each.log_pi)))
+    return responses
+
+
+@pytest.mark.parametrize("edge", ["begins a token early", "ends a token late"])
+@pytest.mark.parametrize("share_refuted", [0.15, 0.5, 1.0])
+def test_zeros_for_no_log_prob_at_an_edge_are_refuted_by_some_of_them(edge, share_refuted):
+    responses = with_zeros_at_edges(edge, share_refuted)
+    if edge == "begins a token early":  # the first stretch of a response begins where it should
+        responses = [
+            replace(each, sampled=np.where(np.arange(each.sampled.size) < 20, False, each.sampled))
+            for each in responses
+        ]
+    assert (LogCode.MASK_EDGE, edge) in edges_found(responses)
+
+
+@pytest.mark.parametrize("edge", ["begins a token early", "ends a token late"])
+def test_zeros_at_an_edge_of_which_the_trainer_is_sure_accuse_nobody(edge):
+    assert edges_found(with_zeros_at_edges(edge, 0.0)) == []
+
+
 @pytest.mark.parametrize("filler", [0.0, np.nan, -9999.0])
 def test_a_row_with_its_prompt_shows_the_sampled_token_that_its_mask_leaves_out(filler):
     own = np.array([False] * 4 + [True] * 3)

@@ -226,10 +226,14 @@ class EdgeSums:
     """The first token under a mask, of responses with a column of the sampler."""
     firsts_missing: Ints = field(default_factory=_two_counts)
     """Of these, that have no log-prob of the sampler, or 0 where the trainer's is far below."""
+    firsts_empty: Ints = field(default_factory=_two_counts)
+    """Of these, that have no log-prob of the sampler, or 0, whatever the trainer's is."""
     lasts: Ints = field(default_factory=_two_counts)
     lasts_missing: Ints = field(default_factory=_two_counts)
+    lasts_empty: Ints = field(default_factory=_two_counts)
     inner: int = 0
     inner_missing: int = 0
+    inner_empty: int = 0
     before: int = 0
     """Tokens outside right before a mask, at the start of a response or at the end of 3 or more outside."""
     before_recorded: int = 0
@@ -245,6 +249,7 @@ class EdgeSums:
         has_mu = block.has("log_mu")[block.rows]
         is_missing = has_mu & (~is_usable(mu) | ((mu == 0) & (block.column("log_pi") < _FAR_BELOW)))
         is_recorded = is_usable(mu) & (mu != 0)
+        is_empty = has_mu & ~is_recorded
         firsts, lasts = runs.starts, runs.ends - 1
         is_inner = np.zeros(block.rows.size, dtype=np.bool_)
         is_inner[block.sampled] = True
@@ -256,10 +261,12 @@ class EdgeSums:
         ):
             group = is_outer.astype(np.int64)
             setattr(self, name, getattr(self, name) + np.bincount(group[has_mu[places]], minlength=2))
-            missing = getattr(self, f"{name}_missing") + np.bincount(group[is_missing[places]], minlength=2)
-            setattr(self, f"{name}_missing", missing)
+            for kind, is_one in (("missing", is_missing), ("empty", is_empty)):
+                counted = getattr(self, f"{name}_{kind}") + np.bincount(group[is_one[places]], minlength=2)
+                setattr(self, f"{name}_{kind}", counted)
         self.inner += int((is_inner & has_mu).sum())
         self.inner_missing += int((is_inner & is_missing).sum())
+        self.inner_empty += int((is_inner & is_empty).sum())
         before, after = _outer_edges(block, runs)
         is_other = ~block.sampled & has_mu
         is_other[before] = is_other[after] = False

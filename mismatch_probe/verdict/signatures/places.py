@@ -19,7 +19,7 @@ from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement
 
-BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(4, 13)])
+BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
 
 LEAST_TOKENS_OF_PERIOD = 256
