@@ -44,16 +44,16 @@ def in_flight(old: Any, new: Any, prompt: list[int], at: int, tokens: int, end: 
     """A response whose first `at` tokens the old weights sample; the new ones go on behind a context of their own."""
     ids: list[int] = []
     mu: list[float] = []
-    past, given = None, torch.tensor([prompt])
+    past, inputs = None, torch.tensor([prompt])
     for place in range(tokens):
         if place == at:
-            past, given = None, torch.tensor([prompt + ids])
-        answer = (old if place < at else new)(given, past_key_values=past, use_cache=True)
+            past, inputs = None, torch.tensor([prompt + ids])
+        answer = (old if place < at else new)(inputs, past_key_values=past, use_cache=True)
         past = answer.past_key_values
         log_probs = torch.log_softmax(answer.logits[0, -1].float(), -1)
         ids.append(int(torch.multinomial(log_probs.exp(), 1)))
         mu.append(float(log_probs[ids[-1]]))
-        given = torch.tensor([[ids[-1]]])
+        inputs = torch.tensor([[ids[-1]]])
         if ids[-1] == end and place >= at + 10:
             break
     return Response(prompt, ids, np.array(mu), scored(new, prompt, ids))
@@ -69,7 +69,7 @@ def weights_within(scratch: Path) -> Plant:
         prompts = prompts_of_sums(12, int(random.integers(5, 9)), seed)
         changes = [int(random.integers(12, 44)) if random.random() < 0.7 else 0 for _ in prompts]
         log = [in_flight(old, new, prompt, at, 64, end) for prompt, at in zip(prompts, changes, strict=True)]
-        log = [one.with_extra(weight_version="8") for one in log]
+        log = [entry.with_extra(weight_version="8") for entry in log]
         source = plain(folder, log)
 
         def run() -> Named:
@@ -90,11 +90,11 @@ def judged_parts(answer: Answer, changes: list[int]) -> Named:
     """The cause, the number of responses that change, and the brackets of nine in ten of the changes that are shown."""
     parts = answer.document.get("parts") or {}
     code = answer.verdict["code"]
-    shown = [one for one in parts.get("responses", []) if len(one["parts"]) > 1]
+    shown = [entry for entry in parts.get("responses", []) if len(entry["parts"]) > 1]
     right = wrong = 0
-    for one in shown:
-        planted = changes[int("".join(char for char in one["where"] if char.isdigit())) - 1]
-        low, high = one["intervals"][0]
+    for entry in shown:
+        planted = changes[int("".join(char for char in entry["where"] if char.isdigit())) - 1]
+        low, high = entry["intervals"][0]
         right, wrong = right + (low - 2 <= planted <= high + 2), wrong + (not low - 2 <= planted <= high + 2)
     mixed = parts.get("num_mixed", 0)
     named = code == "mixed_weights" or "mixed_weights" in json.dumps(answer.document.get("sides", [])[:1])
@@ -137,9 +137,9 @@ class Served:
         self, prompt: list[int], tokens: int, temperature: float, noise: torch.Generator
     ) -> tuple[list[int], str]:
         ids: list[int] = []
-        past, given = None, torch.tensor([prompt])
+        past, inputs = None, torch.tensor([prompt])
         for _ in range(tokens):
-            answer = self.model(given, past_key_values=past, use_cache=True)
+            answer = self.model(inputs, past_key_values=past, use_cache=True)
             past, logits = answer.past_key_values, answer.logits[0, -1].float()
             if temperature:
                 ids.append(int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=noise)))
@@ -147,7 +147,7 @@ class Served:
                 ids.append(int(logits.argmax()))
             if ids[-1] == self.end:
                 return ids, "stop"
-            given = torch.tensor([[ids[-1]]])
+            inputs = torch.tensor([[ids[-1]]])
         return ids, "length"
 
 
@@ -281,14 +281,14 @@ def sound_log(draw: Callable[[Random, Pools], Log], model: str) -> Plant:
         log = some(random, draw(random, pools), int(random.integers(12, 30)))
 
         def judge(answer: Answer) -> Named:
-            found = accusations(answer)
+            accused = accusations(answer)
             kind = answer.verdict["kind"]
             right = kind in ("precision", "clean")
             return Named(
-                not found and kind != "bug",
+                not accused and kind != "bug",
                 None,
                 None,
-                "; ".join(found)[:300] or f"{kind} {'' if right else answer.words[:300]}",
+                "; ".join(accused)[:300] or f"{kind} {'' if right else answer.words[:300]}",
             )
 
         return Planted(plain(folder, log), judge, ["--model", model], f"{len(log)} responses")
@@ -301,7 +301,7 @@ def sound_within(scratch: Path) -> Plant:
 
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         moved = other_weights(scratch / "moved-0.06-0", 0.06, 0)
-        log = [one.with_extra(weight_version="8") for one in some(random, pools["short"], 14)]
+        log = [entry.with_extra(weight_version="8") for entry in some(random, pools["short"], 14)]
         source = plain(folder, log)
 
         def run() -> Named:

@@ -110,7 +110,7 @@ def layer_shift(moe: Path) -> Plant:
 
 def kept(response: Response) -> list[list[int]]:
     sets: Any = response.extra["kept_token_ids"]
-    return [list(one) for one in sets]
+    return [list(ids) for ids in sets]
 
 
 def not_in_set(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
@@ -176,7 +176,7 @@ def sound_experts(random: Random, pools: Pools) -> Log:
         taken = experts(response)
         for token, layer in zip(*np.nonzero(random.random(taken.shape[:2]) < 0.05), strict=True):
             if layer:
-                spare = [one for one in range(EXPERTS) if one not in taken[token, layer]]
+                spare = [expert for expert in range(EXPERTS) if expert not in taken[token, layer]]
                 taken[token, layer, -1] = spare[pick(random, range(len(spare)))]
         made.append(response.with_extra(routed_experts=taken.tolist()))
     return made

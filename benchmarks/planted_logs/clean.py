@@ -31,12 +31,15 @@ def heavy_tails(random: Random, pools: Pools) -> Log:
 
 def real_zeros(random: Random, pools: Pools) -> Log:
     """Top-p: exactly 0 where a token is alone in its nucleus, on both sides."""
-    return [replace(one, extra={}) for one in some(random, pools["nucleus"], int(random.integers(20, 100)))]
+    return [replace(response, extra={}) for response in some(random, pools["nucleus"], int(random.integers(20, 100)))]
 
 
 def coarse_zeros(random: Random, pools: Pools) -> Log:
     """A sampler that gives 0 where it is nearly sure, as one whose log-softmax takes coarse logits."""
-    return [replace(one, mu=np.where(one.mu > -0.004, 0.0, one.mu)) for one in drawn(random, pools, 20, 100)]
+    return [
+        replace(response, mu=np.where(response.mu > -0.004, 0.0, response.mu))
+        for response in drawn(random, pools, 20, 100)
+    ]
 
 
 def kept_sets(random: Random, pools: Pools) -> Log:
@@ -85,9 +88,9 @@ def sure_heads(random: Random, pools: Pools) -> Log:
 def agreeing_siblings(random: Random, pools: Pools) -> Log:
     """Siblings share their first tokens bit for bit, some of them all: short answers that are likely."""
     made: Log = []
-    for group in [one for one in by_prompt(pools["smollm2"]) if len(one) > 3]:
+    for group in [group for group in by_prompt(pools["smollm2"]) if len(group) > 3]:
         first, *others = some(random, group, 4)
-        shared = min(*(len(one.ids) - 1 for one in (first, *others)), int(random.integers(4, 40)))
+        shared = min(*(len(response.ids) - 1 for response in (first, *others)), int(random.integers(4, 40)))
         for number, other in enumerate((first, *others)):
             made.append(
                 Response(
@@ -100,7 +103,7 @@ def agreeing_siblings(random: Random, pools: Pools) -> Log:
 
 def short_answers(random: Random, pools: Pools) -> Log:
     """One to five tokens, many of them the same."""
-    return [one.cut(int(random.integers(1, 6))) for one in drawn(random, pools, 60, 180)]
+    return [response.cut(int(random.integers(1, 6))) for response in drawn(random, pools, 60, 180)]
 
 
 def one_prompt(random: Random, pools: Pools) -> Log:
@@ -137,20 +140,22 @@ def lines_of_a_form(random: Random, pools: Pools) -> Log:
 def steps_of_training(random: Random, pools: Pools) -> Log:
     """Six steps, versions one or two steps old; the policy is no further off for it."""
     return [
-        one.with_extra(step=(step := index % 6), weight_version=str(step - int(random.integers(0, 2))))
-        for index, one in enumerate(drawn(random, pools, 60, 150))
+        response.with_extra(step=(step := index % 6), weight_version=str(step - int(random.integers(0, 2))))
+        for index, response in enumerate(drawn(random, pools, 60, 150))
     ]
 
 
 def versions_that_change(random: Random, pools: Pools) -> Log:
     """In-flight updates so small that rounding is all there is."""
     made = []
-    for one in drawn(random, pools, 20, 80):
-        at = max(1, len(one.ids) // 2)
+    for response in drawn(random, pools, 20, 80):
+        at = max(1, len(response.ids) // 2)
         made.append(
-            one.with_extra(weight_versions=[["3", 0, at], ["4", at, len(one.ids)]] if len(one.ids) > 1 else None)
+            response.with_extra(
+                weight_versions=[["3", 0, at], ["4", at, len(response.ids)]] if len(response.ids) > 1 else None
+            )
         )
-    return [one if one.extra["weight_versions"] else replace(one, extra={}) for one in made]
+    return [response if response.extra["weight_versions"] else replace(response, extra={}) for response in made]
 
 
 def conversations(random: Random, pools: Pools) -> Log:
@@ -198,11 +203,11 @@ def clean(kind: str) -> Plant:
         log = draw(random, pools)
         write = writers[pick(random, range(len(writers)))]
         if write in (nemo_gym, vllm_answers):
-            log = [replace(one, pi=np.full(len(one.ids), np.nan)) for one in log]
+            log = [replace(response, pi=np.full(len(response.ids), np.nan)) for response in log]
 
         def judge(answer: object) -> Named:
-            found = accusations(answer, has_sets=kind == "kept sets")  # type: ignore[arg-type]
-            return Named(not found, None, None, "; ".join(found)[:400])
+            accused = accusations(answer, has_sets=kind == "kept sets")  # type: ignore[arg-type]
+            return Named(not accused, None, None, "; ".join(accused)[:400])
 
         return Planted(write(folder, log), judge, words=f"{write.__name__}, {len(log)} responses")
 
@@ -219,13 +224,13 @@ def flat_curve(random: Random, pools: Pools, folder: Path, level: int) -> Plante
     def judge(answer: object) -> Named:
         document = answer.document  # type: ignore[attr-defined]
         moving = [
-            f"{one['name']}: {one['shape_words']}"
-            for one in document.get("curves", [])
-            if str(one["shape"]).startswith(("growing", "falling", "step", "sawtooth"))
+            f"{entry['name']}: {entry['shape_words']}"
+            for entry in document.get("curves", [])
+            if str(entry["shape"]).startswith(("growing", "falling", "step", "sawtooth"))
         ]
         verdict = document.get("verdict", {})
         void = "chi-squared of responses"  # an estimate that bad luck makes void, and not the log's fault
-        found = [*moving, *[line for line in verdict.get("evidence", []) if "cannot" in line and void not in line]]
-        return Named(not found, None, None, "; ".join(found)[:400] or str(verdict.get("code")))
+        accused = [*moving, *[line for line in verdict.get("evidence", []) if "cannot" in line and void not in line]]
+        return Named(not accused, None, None, "; ".join(accused)[:400] or str(verdict.get("code")))
 
     return Planted(writer(folder, rows, None), judge, words=f"{writer.__name__}, {steps} steps")

@@ -34,20 +34,20 @@ def metrics(random: Random, pools: Pools, factors: Floats) -> list[dict[str, flo
         log = [pool[i] for i in random.integers(len(pool), size=number)]
         d = [np.sqrt(factor) * (response.pi - response.mu) for response in log]
         mu = np.concatenate([response.mu for response in log])
-        flat, sums = np.concatenate(d), np.array([one.sum() for one in d])
-        weights, whole = np.exp(np.clip(flat, -20, 20)), np.exp(np.clip(sums, -20, 20))
+        flat, sums = np.concatenate(d), np.array([errors.sum() for errors in d])
+        weights, sequence_weights = np.exp(np.clip(flat, -20, 20)), np.exp(np.clip(sums, -20, 20))
         pi = np.minimum(mu + flat, 0)
         probs = np.abs(np.exp(pi) - np.exp(mu))
         rows.append(
             {
                 "kl": -flat.mean(), "k3": (weights - flat - 1).mean(), "abs": np.abs(flat).mean(),
                 "abs_max": np.abs(flat).max(), "square": (flat**2).mean(), "std": np.abs(flat).std(),
-                "chi2_token": (weights**2).mean() - 1, "chi2_seq": (whole**2).mean() - 1,
+                "chi2_token": (weights**2).mean() - 1, "chi2_seq": (sequence_weights**2).mean() - 1,
                 "ess": weights.sum() ** 2 / (len(weights) * (weights**2).sum()),
                 "mean": weights.mean(), "deviation": weights.std(), "high": weights.max(), "low": weights.min(),
                 "probs": probs.mean(), "probs_max": probs.max(), "probs_std": probs.std(ddof=1),
                 "pearson": np.corrcoef(np.exp(pi), np.exp(mu))[0, 1], "tmpe": np.exp(np.abs(flat)).mean(),
-                "abs_seq": np.mean([np.abs(one).mean() for one in d]),
+                "abs_seq": np.mean([np.abs(errors).mean() for errors in d]),
             }
         )  # fmt: skip
     return [{name: float(value) for name, value in row.items()} for row in rows]
@@ -120,7 +120,7 @@ def curve(kind: str) -> Plant:
             verdict = answer.document.get("verdict", {})
             headline = answer.document.get("headline_curve")
             drawn: dict[str, Any] = next(
-                (one for one in answer.document.get("curves", []) if one["name"] == headline), {}
+                (curve for curve in answer.document.get("curves", []) if curve["name"] == headline), {}
             )
             words = f"{verdict.get('code')}: {verdict.get('sentence')} ({drawn.get('shape_words')})"
             numbers = [int(number) for number in re.findall(r"\d+", str(drawn.get("shape_words")))]
@@ -188,8 +188,8 @@ def contradiction(name: str) -> Plant:
         def judge(answer: Answer) -> Named:
             evidence = answer.document.get("verdict", {}).get("evidence", [])
             words = "\n".join([*evidence, answer.text])
-            said = re.search(rf"({pattern}).*(cannot|at least|at most|leave|make it)", words)
-            return Named(bool(said) and bool(evidence), None, None, " / ".join(evidence)[:300] or words[:300])
+            mention = re.search(rf"({pattern}).*(cannot|at least|at most|leave|make it)", words)
+            return Named(bool(mention) and bool(evidence), None, None, " / ".join(evidence)[:300] or words[:300])
 
         return Planted(writer(folder, rows, None), judge, words=f"{writer.__name__}, by {size}, {steps} steps")
 

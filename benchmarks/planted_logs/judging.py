@@ -41,9 +41,9 @@ class Answer:
     @property
     def words(self) -> str:
         """Headline, sentence, evidence and findings of levels above a note."""
-        found = [note["sentence"] for note in self.log.get("notes", []) if note["level"] != "note"]
+        accused = [note["sentence"] for note in self.log.get("notes", []) if note["level"] != "note"]
         headline = self.document.get("headline", "")
-        return "\n".join([str(headline), self.verdict["sentence"], *self.verdict["evidence"], *found])
+        return "\n".join([str(headline), self.verdict["sentence"], *self.verdict["evidence"], *accused])
 
 
 def ask(folder: Path, *arguments: str | Path) -> Answer:
@@ -97,18 +97,18 @@ HINTS = re.compile(r"at once|changes? within|every \d+ places|place \d+ of the c
 
 def accusations(answer: Answer, *, has_sets: bool = False) -> list[str]:
     """What an answer says against a log: findings of levels above a note, bugs, hints in the evidence, growth."""
-    found = [note["code"] for note in answer.log.get("notes", []) if note["level"] != "note"]
+    accused = [note["code"] for note in answer.log.get("notes", []) if note["level"] != "note"]
     if not has_sets:  # with no set of what a token was drawn from, zeros on both sides are a question and no accusation
-        found = [code for code in found if code != "zeros_untold"]
-    found += answer.causes
-    found += [f"hint: {line[:160]}" for line in answer.verdict["evidence"] if HINTS.search(line)]
-    found += ["growth" for pair in answer.document.get("pairs", []) if pair.get("growth")]
-    found += [
+        accused = [code for code in accused if code != "zeros_untold"]
+    accused += answer.causes
+    accused += [f"hint: {line[:160]}" for line in answer.verdict["evidence"] if HINTS.search(line)]
+    accused += ["growth" for pair in answer.document.get("pairs", []) if pair.get("growth")]
+    accused += [
         f"change of level: {side}" for side in ["versions"] if (answer.log.get(side) or {}).get("is_level_changed")
     ]
     if answer.exit_code not in (0, 3):
-        found.append(f"exit code {answer.exit_code}: {answer.text.strip().splitlines()[-1:]}")
-    return found
+        accused.append(f"exit code {answer.exit_code}: {answer.text.strip().splitlines()[-1:]}")
+    return accused
 
 
 def binomial(named: int, planted: int) -> tuple[float, float]:

@@ -116,11 +116,11 @@ def judge_places(code: str, numbers: list[list[int]], side: str, *, on_data: boo
     def judge(answer: Answer) -> Named:
         words = answer.verdict["sentence"]
         named = answer.verdict["code"] == code or any(code in str(cause) for cause in answer.verdict["also"])
-        found = [
+        numbers_in_words = [
             int(number.replace(",", ""))
             for number in re.findall(r"\d[\d,]*", " ".join([words, *answer.verdict["evidence"]]))
         ]
-        place = all(any(value in found for value in values) for values in numbers)
+        place = all(any(value in numbers_in_words for value in values) for values in numbers)
         sides = {"mu": ("engine", "(mu)"), "pi": ("training path", "trainer", "(pi)")}[side]
         right = None if words.startswith("One side") else any(word in words for word in sides)
         return Named(named, place, right, " / ".join([words, *answer.verdict["evidence"]])[:400])
@@ -130,7 +130,7 @@ def judge_places(code: str, numbers: list[list[int]], side: str, *, on_data: boo
 
 def long_ones(random: Random, pool: Log, count: int) -> Log:
     """The longest contexts among twice as many."""
-    return sorted(some(random, pool, 2 * count), key=lambda one: -len(one.prompt) - len(one.ids))[:count]
+    return sorted(some(random, pool, 2 * count), key=lambda response: -len(response.prompt) - len(response.ids))[:count]
 
 
 def off(random: Random, response: Response, hit: Floats, side: str, size: float) -> Response:
@@ -184,10 +184,10 @@ def own_noise(random: Random, pools: Pools, folder: Path, level: int) -> Planted
     groups = [group for group in by_prompt(pool) if len(group) > 3]
     size = (0.1, 0.7, 3.0)[level] * rms(pool)
     made: Log = []
-    apart: list[Floats] = []
+    differences: list[Floats] = []
     for group in [groups[i] for i in random.permutation(len(groups))[: int(random.integers(8, 20))]]:
         first, *others = some(random, group, 4)
-        shared = min(*(len(one.ids) - 2 for one in (first, *others)), int(random.integers(12, 40)))
+        shared = min(*(len(response.ids) - 2 for response in (first, *others)), int(random.integers(12, 40)))
         mine, noisy = first.cut(shared), []
         for number, sibling in enumerate((first, *others)):
             parting = [20 + number, *sibling.ids[shared + 1 :]]
@@ -198,20 +198,20 @@ def own_noise(random: Random, pools: Pools, folder: Path, level: int) -> Planted
             made.append(
                 Response(
                     first.prompt, [*mine.ids, *parting],
-                    *(np.concatenate([values[one], getattr(sibling, one)[shared:]]) for one in ("mu", "pi")),
+                    *(np.concatenate([values[name], getattr(sibling, name)[shared:]]) for name in ("mu", "pi")),
                 )
             )  # fmt: skip
-        apart += [one - other for index, one in enumerate(noisy) for other in noisy[:index]]
-    planted = float(np.sqrt(np.mean(np.concatenate(apart) ** 2)))
+        differences += [first - second for index, first in enumerate(noisy) for second in noisy[:index]]
+    planted = float(np.sqrt(np.mean(np.concatenate(differences) ** 2)))
 
     def judge(answer: Answer) -> Named:
         floors: dict[str, Any] = {}
         for pair in answer.document.get("pairs", []):
             floors |= (pair.get("blame") or {}).get("floors") or {}
-        found = {one: (floors.get(f"{one}_siblings") or {}).get("value") for one in ("mu", "pi")}
-        mine, other = found[side], found["pi" if side == "mu" else "mu"]
+        shown = {name: (floors.get(f"{name}_siblings") or {}).get("value") for name in ("mu", "pi")}
+        mine, other = shown[side], shown["pi" if side == "mu" else "mu"]
         near = mine is not None and 0.6 < mine / planted < 1.2
-        return Named(near, None, not other or other < 0.3 * planted, f"{found}; planted {planted:.3g}")
+        return Named(near, None, not other or other < 0.3 * planted, f"{shown}; planted {planted:.3g}")
 
     write = BOTH_SIDES[pick(random, range(3))]
     return Planted(
@@ -224,10 +224,9 @@ def own_noise(random: Random, pools: Pools, folder: Path, level: int) -> Planted
 
 def changing_weights(recorded: bool) -> Plant:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
-        pool = [response for response in pools["demo"] if len(response.ids) > 30] + pools["smollm2"]
         count = int(random.integers(24, 60))
         family = ("demo", "smollm2")[pick(random, range(2))]
-        log = some(random, [one for one in pool if any(one is other for other in pools[family])], count)
+        log = some(random, [response for response in pools[family] if len(response.ids) > 30], count)
         times = (4.0, 12.0, 40.0)[level]
         share = (0.4, 0.7, 1.0)[level]
         size, made = times * rms(log), []
@@ -241,7 +240,8 @@ def changing_weights(recorded: bool) -> Plant:
             mu = np.minimum(np.where(np.arange(length) < at, response.mu + error, response.mu), -1e-7)
             versions = {"weight_versions": [["7", 0, at], ["8", at, length]]} if recorded else {}
             made.append(replace(response, mu=mu, extra={**response.extra, **versions}))
-        mixed = sum("weight_versions" in one.extra and len(one.extra["weight_versions"]) == 2 for one in made)  # type: ignore[arg-type]
+        versions_of = [response.extra.get("weight_versions") for response in made]
+        mixed = sum(isinstance(parts, list) and len(parts) == 2 for parts in versions_of)
 
         def judge(answer: Answer) -> Named:
             versions = answer.log.get("versions") or {}

@@ -108,21 +108,17 @@ def responses(model: Any, rows: list[dict[str, Any]], *, cut: bool = False) -> L
     ]  # fmt: skip
 
 
-def mixture(folder: Path, texts: Log) -> Log:
-    """A random mixture of experts in `folder`, and texts with its log-probs and the experts that its routers took."""
+def mixture(folder: Path) -> Log:
+    """A random mixture of experts in `folder`, and its responses with the experts that its routers took."""
     if not folder.exists():
         make_checkpoint(
             folder, "qwen3-moe", num_hidden_layers=LAYERS, num_experts=EXPERTS, num_experts_per_tok=TAKEN,
             mlp_only_layers=[0],
         )  # fmt: skip
-    model, other = loaded(folder), loaded(folder)
-    other.set_attn_implementation("eager")
-    log = []
-    for one in texts:
-        prompt, ids = one.prompt[-24:], one.ids[:60]
-        made = Response(prompt, ids, scored(other, prompt, ids), scored(model, prompt, ids))
-        log.append(made.with_extra(routed_experts=experts_of(other, made)))
-    return log
+    model = loaded(folder)
+    prompts = [np.random.default_rng(n).integers(0, 250, 12).tolist() for n in range(36) for _ in range(2)]
+    log = responses(model, sampled(model, prompts, 120))
+    return [response.with_extra(routed_experts=experts_of(model, response)) for response in log]
 
 
 @torch.inference_mode()
@@ -184,7 +180,7 @@ def all_pools(scratch: Path, smollm2: Path) -> dict[str, Log]:
     longer = [np.random.default_rng(n).integers(15, 300, 40 + n % 3).tolist() for n in range(20)]
     pools["short"] = responses(demo, sampled(demo, longer * 3, 100))
     pools["greedy"] = responses(demo, sampled(demo, sums, 80, temperature=0.0, end=end))
-    pools["mixture"] = mixture(scratch / "moe", pools["demo"][::2])
+    pools["mixture"] = mixture(scratch / "moe")
     with file.open("wb") as stream:
         pickle.dump(pools, stream)
     return pools

@@ -28,8 +28,8 @@ def merged(random: Random, header: list[int], completion: list[int], seen: list[
     place = int(random.integers(4, len(completion) - 6))
     few, many = sorted(random.integers(1, 4, 2).tolist())
     many += few == many
-    taken, given = (many, few) if random.random() < 0.5 else (few, many)
-    new = random.integers(40_000, 48_000, given).tolist()
+    taken, num_new = (many, few) if random.random() < 0.5 else (few, many)
+    new = random.integers(40_000, 48_000, num_new).tolist()
     return [header, [*completion[:place], *new, *completion[place + taken :]], seen], len(header) + place
 
 
@@ -47,8 +47,8 @@ def other_header(
         return [[*header, *random.integers(30_000, 40_000, random.integers(1, 7)).tolist()], completion, seen], len(
             header
         )
-    left = int(random.integers(1, len(header)))
-    return [header[:left], completion, seen], left
+    num_left = int(random.integers(1, len(header)))
+    return [header[:num_left], completion, seen], num_left
 
 
 def shifted(random: Random, header: list[int], completion: list[int], seen: list[int]) -> tuple[list[list[int]], int]:
@@ -77,11 +77,11 @@ def conversation(random: Random, pool: Log, name: str, breaks: Break | None) -> 
     where = None
     late: tuple[int, list[int], list[int], list[int]] | None = None
     for turn in range(turns):
-        thought, said = answers[2 * turn].cut(int(random.integers(8, 40))), answers[2 * turn + 1]
-        ids = [*THINK[0], *thought.ids, *THINK[1], *said.ids[:60], END]
+        thought, reply = answers[2 * turn].cut(int(random.integers(8, 40))), answers[2 * turn + 1]
+        ids = [*THINK[0], *thought.ids, *THINK[1], *reply.ids[:60], END]
         size = len(ids)
         sides = [
-            np.resize(np.concatenate([getattr(thought, side), getattr(said, side)]), size) for side in ("mu", "pi")
+            np.resize(np.concatenate([getattr(thought, side), getattr(reply, side)]), size) for side in ("mu", "pi")
         ]
         if late is not None and late[0] == turn:  # the history as the turn after the next one sees it
             before, *parts = late[1], late[2], late[3]
@@ -134,7 +134,7 @@ def judged(answer: Answer, kinds: tuple[str, ...], wheres: dict[str, tuple[int, 
     counted = record.get("kinds") or {}
     cause = "turns_broken" in answer.findings and sum(counted.get(kind, 0) for kind in kinds) == len(wheres)
     shown = record.get("breaks") or []
-    found = [(entry["turn"], entry["position"]) for entry in shown]
-    place = bool(shown) and set(found) <= set(wheres.values())
+    shown_places = [(entry["turn"], entry["position"]) for entry in shown]
+    place = bool(shown) and set(shown_places) <= set(wheres.values())
     words = answer.findings.get("turns_broken", {"sentence": answer.words})["sentence"]
-    return Named(cause, place, None, f"{counted}, {found[:5]}, {words[:300]}")
+    return Named(cause, place, None, f"{counted}, {shown_places[:5]}, {words[:300]}")

@@ -100,11 +100,11 @@ def vllm_answers(folder: Path, log: Log) -> Path:
 
 def nemo_gym(folder: Path, log: Log) -> Path:
     """A trajectory a line, its turns in order; responses without one are a trajectory each."""
-    found: dict[object, list[Response]] = {}
+    trajectories: dict[object, list[Response]] = {}
     for index, response in enumerate(log):
-        found.setdefault(response.extra.get("trajectory", ("alone", index)), []).append(response)
+        trajectories.setdefault(response.extra.get("trajectory", ("alone", index)), []).append(response)
     rows = []
-    for index, turns in enumerate(found.values()):
+    for index, turns in enumerate(trajectories.values()):
         output: list[dict[str, Any]] = []
         for number, turn in enumerate(turns):
             output.append({"id": f"rs_{number}", "summary": [], "type": "reasoning"})
@@ -116,10 +116,10 @@ def nemo_gym(folder: Path, log: Log) -> Path:
                     "routed_experts": turn.extra.get("routed_experts"),
                 }
             )  # fmt: skip
-        asked = {"input": [{"role": "user", "content": "q"}], "temperature": 1.0, "tools": []}
+        request = {"input": [{"role": "user", "content": "q"}], "temperature": 1.0, "tools": []}
         answer = {"id": f"resp_{index}", "created_at": 0.0, "model": "policy", "object": "response", "output": output}
         rows.append(
-            {"responses_create_params": asked, "response": answer, "reward": 1.0,
+            {"responses_create_params": request, "response": answer, "reward": 1.0,
              "_ng_task_index": index, "_ng_rollout_index": 0}
         )  # fmt: skip
     return lines(folder / "rollouts.jsonl", rows)

@@ -242,6 +242,18 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     )
 
 
+def behind_a_place(disagreement: Disagreement) -> Mask | None:
+    """Unsure tokens [T] from the place of the context on from which the deviation rises most surely; None where it does
+    not rise, or too few tokens show it. What else may stand there is not asked, as `onset_of` does.
+    """
+    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
+        return None
+    places, rows = disagreement.places.astype(np.int64) - 1, sequences.spread(np.arange(sequences.num_sequences))
+    place, score = _best_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
+    return None if score < STANDARD_ERRORS else np.asarray(uncertain & (places >= place))
+
+
 def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> Iterator[Ints]:
     """Each token's place in its response, and from its end, where these are no places of the context."""
     sequences = disagreement.pair.sequences
