@@ -81,7 +81,7 @@ def encode_images(folder: Path, text: str, paths: Sequence[str], label: str) -> 
         )
     digests = [read_image(Path(path), label)[1] for path in paths]
     try:
-        inputs = _inputs(folder, text, tuple(paths))
+        inputs = _inputs(folder, text, tuple(paths), tuple(digests))
     except UsageError:
         raise
     except Exception as error:  # a checkpoint's processor raises what it likes
@@ -180,7 +180,7 @@ def _num_placeholders(folder: Path, token_ids: Sequence[int]) -> int:
 
 
 def _checked_inputs(images: PromptImages) -> Any:
-    inputs = _inputs(Path(images.folder), images.text, tuple(images.paths))
+    inputs = _inputs(Path(images.folder), images.text, tuple(images.paths), tuple(images.digests))
     if pixel_digest([inputs[_PIXELS]]) != images.pixels:
         raise UsageError(
             f"{' or '.join(images.paths)} is another image than when the run was prepared; put it back, or make the "
@@ -190,7 +190,8 @@ def _checked_inputs(images: PromptImages) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _inputs(folder: Path, text: str, paths: tuple[str, ...]) -> Any:
+def _inputs(folder: Path, text: str, paths: tuple[str, ...], digests: tuple[str, ...]) -> Any:
+    """What the processor makes; `digests` tell files of one path apart, of which the last is kept."""
     images = [read_image(Path(path), "a prompt")[0] for path in paths]
     return _processor_of(folder)(text=[text], images=[images], add_special_tokens=False, return_tensors="pt")
 
