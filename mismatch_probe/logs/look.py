@@ -114,6 +114,8 @@ def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
 
 def _lines(file: IO[bytes]) -> FileLook:
     start = file.read(_MAGIC_BYTES).removeprefix(BOM_UTF8).lstrip()
+    if start.startswith(b"["):
+        raise Unreadable("it is a JSON list, and each of its objects must stand on a line of its own (jq -c '.[]')")
     if start and not start.startswith(b"{"):
         raise Unreadable("it is neither JSON objects, nor parquet, nor a pickle")
     file.seek(0)

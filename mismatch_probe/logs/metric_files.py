@@ -178,26 +178,27 @@ def _step_in_line(columns: dict[str, Any]) -> int | None:
 
 def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A line a step, `{"step": 3, NAME: 0.1}`, or `{"step": 3, "data": {NAME: 0.1}}` as verl's file logger writes."""
-    num_without = 0
+    num_without = number = 0
     with open_file(path) as file:
         remaining = size_of(file)
         while line := next_line(file, remaining):
             remaining -= len(line)
+            number += 1
             if not line.strip():
                 continue
             try:
                 columns = parse_line(line)
-            except Unreadable:
+            except Unreadable as error:
                 if line.endswith(b"\n"):
                     if not log.num_values and line.strip() in (b"{", b"["):
                         file.seek(0)
                         yield from _document_entries(file)
                         return
-                    raise
+                    raise Unreadable(f"line {number}: {error}") from error
                 log.cut_off = f"the last line of {path.name} was being written, and is left out"
                 break
             if not isinstance(columns, dict):
-                raise Unreadable("a line of it is no JSON object")
+                raise Unreadable(f"line {number} is no JSON object")
             step = _step_in_line(columns)
             inside = columns.get("data")
             values = {**columns, **inside} if isinstance(inside, dict) else columns

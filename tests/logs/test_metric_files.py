@@ -137,6 +137,14 @@ def test_metrics_without_a_known_name_are_named(tmp_path: Path) -> None:
     assert "has no metric of a known name" in refusal(write(tmp_path / "a.log", "hello\n"), "metrics")
 
 
+def test_a_line_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    step = '{"step": 1, "rollout_corr/k3_kl": 0.1}\n'
+    sentence = refusal(write(tmp_path / "cut.jsonl", f'{step}\n{step}{{"step": 2,\n{step}'))
+    assert "cannot be read: line 4: malformed JSON" in sentence
+    assert sentence.count("line ") == 1
+    assert "line 2 is no JSON object" in refusal(write(tmp_path / "list.jsonl", f"{step}[1]\n"))
+
+
 def test_a_table_of_several_runs_is_refused(tmp_path: Path) -> None:
     header = '"Step","a - rollout_corr/k3_kl","b - rollout_corr/k3_kl"\n'
     assert "of several runs" in refusal(write(tmp_path / "two.csv", f'{header}"1","0.1","0.2"\n'))

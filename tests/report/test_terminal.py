@@ -210,6 +210,18 @@ def test_a_command_to_copy_is_never_broken(width: int) -> None:
     assert f"    {command}\n" in text
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_path_a_flag_and_a_command_in_a_sentence_are_never_broken(width: int) -> None:
+    path, command = f"/runs/{'a' * 60}/log.jsonl", "`mismatch-probe report runs/theirs --recompute --plotlyjs cdn`"
+    advice = f"Give {path} again, with --some-long-flag-of-it or {command}, and look."
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    pair = summary.pairs[0]
+    changed = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [advice]})})
+    lines = printed(summary.model_copy(update={"pairs": [changed]}), width=width, terminal=True).splitlines()
+    for unbroken in (path, "--some-long-flag-of-it", command):
+        assert sum(unbroken in line for line in lines) == 1
+
+
 def test_a_sentence_that_several_pairs_share_is_said_once_with_the_command_of_each() -> None:
     summary = samples.summary(((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16)))
     pairs = [
