@@ -72,8 +72,10 @@ def columns_of(text: str) -> int:
     """How many columns of a terminal a text takes, whose characters all show."""
     if text.isascii():
         return len(text)
-    shown = (character for character in text if not unicodedata.combining(character))
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in shown)
+    columns = (
+        2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text if not unicodedata.combining(each)
+    )
+    return sum(columns)
 
 
 def with_few_marks(text: str) -> str:

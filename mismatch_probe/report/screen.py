@@ -80,7 +80,7 @@ def print_line(console: Console, line: str, style: str = "") -> None:
         console.print(Text(text, style=style), soft_wrap=True)
         return
     indent = len(text) - len(text.lstrip(" "))
-    for part in lines_of_width(text, console.width - indent):
+    for part in lines_of_width(text[indent:], console.width - indent):
         console.print(Text(" " * indent + part, style=style), soft_wrap=True)
 
 

@@ -68,6 +68,7 @@ def log(tmp_path):
         ({"step": 10**400}, "step is no whole number"),
         ({"temperature": "1"}, "temperature is no number"),
         ({"temperature": float("nan")}, "temperature is no number"),
+        ({"temperature": 10**400}, "temperature is no number"),
         ({"group": ["a"]}, "group is neither a text nor a whole number"),
     ],
 )
@@ -93,6 +94,14 @@ def test_a_line_that_is_no_row_is_refused(log, line, reason):
     sentence = refused(log(ROW, line, ROW))
     assert "line 2 of" in sentence
     assert reason in sentence
+
+
+@pytest.mark.parametrize("number", ["-1e400", "-1" + "0" * 400])
+def test_a_number_larger_than_any_float_is_infinite_however_it_is_written(log, number):
+    path = log(ROW)
+    path.write_text(path.read_text().replace("-0.25", number))
+    [response] = FORMATS.built_in["plain"].read(path, pytest.fail)
+    assert response.log_mu.tolist() == [-0.5, float("-inf")]
 
 
 @pytest.mark.parametrize("cut_line", ['{"token_ids": [1,', '{"token_ids": [1, 2]', '{"a"', "{", '{"token_ids": [1,\r'])

@@ -1,6 +1,9 @@
 """Which format a file or a folder is told to be of."""
 
+import bz2
+import gzip
 import json
+import lzma
 import re
 import shutil
 from itertools import islice
@@ -73,6 +76,26 @@ def test_json_that_is_not_in_lines_is_refused_with_how_to_write_it(tmp_path):
     path.write_text(json.dumps(rows[0], indent=1))
     assert "the plain format of this tool in one JSON document; write each response as an object" in refusal(path)
     assert recognise(written(path, rows)).name == "plain"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gzip.compress(b"{}\n"), "it is compressed, and has to be unpacked first (gunzip)"),
+        (bz2.compress(b"{}\n"), "it is compressed, and has to be unpacked first (bunzip2)"),
+        (lzma.compress(b"{}\n"), "it is compressed, and has to be unpacked first (unxz)"),
+        (b"\x28\xb5\x2f\xfd", "it is compressed, and has to be unpacked first (unzstd)"),
+        ("{}\n".encode("utf-16"), "it is UTF-16 text, and has to be saved as UTF-8"),
+        (b"Step;run - rollout_corr/k3_kl\n1;0,1\n", "nor a CSV with commas and a column Step"),
+        (b"", "it is empty"),
+    ],
+)
+def test_a_file_that_nothing_can_be_read_of_says_why_and_no_format(tmp_path, content, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    assert refusal(path).startswith(f"the log {path} cannot be read: it is ")
+    assert refusal(path).endswith(f"{reason}; fix it, or give another file")
+    assert "--format" not in refusal(path)
 
 
 def test_an_unknown_name_is_refused_with_the_formats(tmp_path):

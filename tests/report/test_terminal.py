@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_tokens
 from mismatch_probe.records.summary import Summary, Verdict
 from mismatch_probe.report.page import answer_on_screen, render_html
-from mismatch_probe.report.screen import print_answer
+from mismatch_probe.report.screen import print_answer, print_line
 from mismatch_probe.verdict.headline import headline
 from tests.report import samples
 from tests.report.documents import headroom
@@ -220,6 +220,16 @@ def test_a_path_a_flag_and_a_command_in_a_sentence_are_never_broken(width: int) 
     lines = printed(summary.model_copy(update={"pairs": [changed]}), width=width, terminal=True).splitlines()
     for unbroken in (path, "--some-long-flag-of-it", command):
         assert sum(unbroken in line for line in lines) == 1
+
+
+def test_an_indented_line_keeps_its_indent_whether_it_fits_or_not() -> None:
+    console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system=None)
+    print_line(console, "  short")
+    print_line(console, "  " + "words of a line " * 3)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) > 3
+    assert {len(line) - len(line.lstrip(" ")) for line in lines} == {2}
 
 
 def test_a_sentence_that_several_pairs_share_is_said_once_with_the_command_of_each() -> None:

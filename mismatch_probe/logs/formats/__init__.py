@@ -81,8 +81,7 @@ def recognise(path: Path, name: str | None = None) -> Format:
     counts = Counter(key for file in files for key, candidate in formats.items() if candidate.fits(look_at(file)))
     if not counts:
         kind = UsageError if files == [path] else NoLogError
-        names = ", ".join(formats)
-        raise kind(f"{_why_none(path, files, formats)}, or name a known format with --format: {names}")
+        raise kind(_why_none(path, files, formats))
     best = min(_MOST_TELLING_FIRST.index(formats[fitting].holds) for fitting in counts)
     first, *others = [fitting for fitting in counts if formats[fitting].holds == _MOST_TELLING_FIRST[best]]
     if others:
@@ -93,15 +92,16 @@ def recognise(path: Path, name: str | None = None) -> Format:
 
 def _why_none(path: Path, files: Sequence[Path], formats: Mapping[str, Format]) -> str:
     if not files:
-        return f"the folder {path} is empty, so it holds no log of a known format: give another"
+        return f"the folder {path} is empty, so it holds no log of a known format; give a file or a folder with files"
+    other = f", or name a known format with --format: {', '.join(formats)}"
     if files != [path]:
         of_files = (f"{file} has {words}" for file in files if (words := _columns_of(file, formats)))
         columns = next(of_files, "give another folder")
-        return f"none of the {len(files)} files below {path} is a log of a known format: {columns}"
+        return f"none of the {len(files)} files below {path} is a log of a known format: {columns}{other}"
     if why := look_at(path).why_other:
-        return f"the log {path} cannot be read: {why}; fix it"
+        return f"the log {path} cannot be read: {why}; fix it, or give another file"
     columns = _columns_of(path, formats)
-    return f"{path} is not a log of a known format{f': it has {columns}' if columns else ': give another file'}"
+    return f"{path} is not a log of a known format: {f'it has {columns}' if columns else 'give another file'}{other}"
 
 
 _MOST_COLUMNS: Final = 12
@@ -131,28 +131,28 @@ def _nearest(look: FileLook, formats: Mapping[str, Format]) -> list[tuple[Format
     it lacks more than half of them.
     """
     lacking = [
-        (sorted(asked - look.keys), len(asked), candidate)
+        (sorted(columns - look.keys), len(columns), candidate)
         for candidate in formats.values()
         if candidate is not PLAIN
-        for asked in _columns_asked_for(look, candidate)
+        for columns in _columns_needed(look, candidate)
     ]
     near = [(missing, of, each) for missing, of, each in lacking if missing and len(missing) <= _NEAR * of]
     near.sort(key=lambda each: len(each[0]) / each[1])
     return [(each, missing) for missing, _, each in near[:1]]
 
 
-def _columns_asked_for(look: FileLook, candidate: Format) -> Iterator[frozenset[str]]:
+def _columns_needed(look: FileLook, candidate: Format) -> Iterator[frozenset[str]]:
     """Each set of columns that the format asks a file of this kind for."""
     listener = _Listener(look.kind, look.keys, look.inside, look.words, look.why_other)
     candidate.fits(listener)
-    yield from filter(None, listener.asked)
+    yield from filter(None, listener.columns)
 
 
 @dataclass(frozen=True)
 class _Listener(FileLook):
     """A look that remembers which columns it is asked for."""
 
-    asked: list[frozenset[str]] = field(default_factory=list)
+    columns: list[frozenset[str]] = field(default_factory=list)
 
     def lines_with(self, *keys: str) -> bool:
         return self._remember(self.kind is FileKind.LINES, keys, super().lines_with(*keys))
@@ -165,5 +165,5 @@ class _Listener(FileLook):
 
     def _remember(self, is_of_kind: bool, keys: Sequence[str], answer: bool) -> bool:
         if is_of_kind:
-            self.asked.append(frozenset(keys))
+            self.columns.append(frozenset(keys))
         return answer
