@@ -4,9 +4,10 @@ A curve of a trainer has no responses behind it, so that its noise is known from
 as normal scores of their ranks, which no single spike moves. Whether the level changes at all is one test, the largest
 excursion of the cumulative sum over its long-run deviation [Kolmogorov's law of a Brownian bridge; Ploberger and Kramer
 1992, Econometrica 60:271]. A few smooth values look like noise with a long memory to it, so that their drift is tested
-too, the mean of their differences over its standard error, which holds whatever the memory is. What the change looks like is then the best of three descriptions (a step, a line, a line
-from an onset on) by least absolute deviations. Noise that remembers its past is expected: the long-run deviation is
-that of an autoregression, whose coefficient is read off differences, which a change of level hardly moves.
+too, the mean of their differences over its standard error, which holds whatever the memory is. What the change looks
+like is then the best of three descriptions (a step, a line, a line from an onset on) by least absolute deviations.
+Noise that remembers its past is expected: the long-run deviation is that of an autoregression, whose coefficient is
+read off differences, which a change of level hardly moves.
 """
 
 from dataclasses import dataclass
@@ -115,16 +116,17 @@ def _level_chance(scores: Floats) -> float:
 
 def _drift_chance(logs: Floats) -> float:
     """The smaller p-value of two tests of the differences from value to value, had they no direction: Student's t of
-    their mean, and how many rise. Those of noise around a level cancel, so that both are conservative there; of a random
-    walk they are exact.
+    their mean, and that all rise or all fall. Those of noise around a level cancel, so that both are conservative
+    there; of a random walk they are exact.
     """
-    from scipy.special import bdtr, stdtr
+    from scipy.special import stdtr
 
     differences = np.diff(logs)
-    size, num_rises, num_falls = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
-    if not num_rises and not num_falls:
+    size = len(differences)
+    if not differences.any():
         return 1.0
-    one_way = 2 * float(bdtr(min(num_rises, num_falls), num_rises + num_falls, 0.5))
+    is_one_way = bool((differences > 0).all() or (differences < 0).all())
+    one_way = 2.0 ** (1 - size) if is_one_way else 1.0
     error = differences.std(ddof=1) / np.sqrt(size)
     if error <= 0:
         return one_way
