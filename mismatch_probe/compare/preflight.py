@@ -203,7 +203,7 @@ def _require_training_device(dtype: Dtype, training: TrainingPathSettings) -> No
         )
     if training.attention == "flash_attention_2" and not any(map(find_spec, _FLASH_ATTENTION)):
         raise MissingExtra(
-            "flash_attention_2 needs the package flash-attn, which is not installed; run pip install flash-attn, "
+            "flash_attention_2 needs the package flash-attn, which is not installed; run `pip install flash-attn`, "
             "or give --attention sdpa"
         )
     if training.device_map is not None and not _DEVICE_MAP.fullmatch(training.device_map):

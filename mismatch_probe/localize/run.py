@@ -129,7 +129,7 @@ def _require_finite(place: PlaceSums, names: PlaceNames, settings: LocalizeSetti
         if not np.isfinite(side.total.error_squares).all():
             raise BrokenRecord(
                 f"what {who} computes at {names.train(place.layer, place.place)} is not finite in {dtype}; "
-                "mismatch-probe headroom says what does not fit, and another dtype fixes it"
+                "`mismatch-probe headroom` says what does not fit, and another dtype fixes it"
             )
 
 

@@ -229,7 +229,7 @@ def _make_rows(task: str) -> tuple[Any, list[dict[str, Any]]]:
     except ImportError as error:
         raise MissingExtra(
             f"task {GYM_PREFIX}{name} needs the package reasoning-gym, which is not installed; "
-            "run pip install 'mismatch-probe[gym]'"
+            "run `pip install 'mismatch-probe[gym]'`"
         ) from error
     if name not in DATASETS:
         close_names = get_close_matches(name, DATASETS, n=1)

@@ -115,7 +115,7 @@ def read_hub(source: str, flag: str) -> Iterator[PromptRow]:
     except ImportError as error:
         raise MissingExtra(
             f"prompt source {source} needs the package datasets, which is not installed; "
-            "run pip install 'mismatch-probe[datasets]'"
+            "run `pip install 'mismatch-probe[datasets]'`"
         ) from error
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
     if not name:
@@ -346,5 +346,5 @@ def _no_tokenizer(folder: str | Path, reason: str) -> UsageError:
 
 def _missing(package: str, purpose: str) -> MissingExtra:
     return MissingExtra(
-        f"{purpose} needs the package {package}, which is not installed; run pip install 'mismatch-probe[training]'"
+        f"{purpose} needs the package {package}, which is not installed; run `pip install 'mismatch-probe[training]'`"
     )
