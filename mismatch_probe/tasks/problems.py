@@ -121,7 +121,7 @@ def _with_images(row: PromptRow, turns: list[Message]) -> tuple[list[Message], l
     A part without a path takes the next one of the row's column `images`.
     """
     column = row.columns.get("images")
-    left = list(column) if isinstance(column, list) else []
+    more_paths = list(column) if isinstance(column, list) else []
     paths: list[str] = []
 
     def part_of(part: Any) -> Any:
@@ -131,7 +131,7 @@ def _with_images(row: PromptRow, turns: list[Message]) -> tuple[list[Message], l
         if kind not in _IMAGE_PARTS:
             return part
         value = next((part[key] for key in _PATH_KEYS if part.get(key) is not None), None)
-        paths.append(_image_path(row, left.pop(0) if value is None and left else value))
+        paths.append(_image_path(row, more_paths.pop(0) if value is None and more_paths else value))
         return {"type": "image"}
 
     messages = [
@@ -140,10 +140,10 @@ def _with_images(row: PromptRow, turns: list[Message]) -> tuple[list[Message], l
         else turn
         for turn in turns
     ]
-    if left and paths:
+    if more_paths and paths:
         raise UsageError(
-            f"{row.where} names {len(paths) + len(left)} images and its messages have {len(paths)} parts of the type "
-            "image; give each image a part"
+            f"{row.where} names {len(paths) + len(more_paths)} images and its messages have {len(paths)} parts of the "
+            "type image; give each image a part"
         )
     return messages, paths
 

@@ -85,8 +85,8 @@ def eager_in_blocks(
 
 def _is_causal(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
     """Whether attention without a mask is causal: the patches of an image see each other."""
-    given = kwargs.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if given is None else given)
+    is_causal = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _causal_mask(queries: slice, num_keys: int, offset: int, device: torch.device) -> torch.Tensor:

@@ -171,7 +171,7 @@ class VllmEngine(Engine):
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         self._require_room_to_score(sequences)
-        outputs = self._score_prompts([_whole(sequence) for sequence in sequences])
+        outputs = self._score_prompts([_whole_sequence(sequence) for sequence in sequences])
         return self._scores_of_outputs(sequences, outputs)
 
     def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
@@ -185,7 +185,7 @@ class VllmEngine(Engine):
             prefix = sequence.prompt_token_ids[:-1]
             if prefix:
                 self._score_prompts([_Prompt(prefix, sequence.images)], behind_cache=True)
-            outputs = self._score_prompts([_whole(sequence)], behind_cache=True)
+            outputs = self._score_prompts([_whole_sequence(sequence)], behind_cache=True)
             [scores] = self._scores_of_outputs([sequence], outputs)
             replays.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
         return replays
@@ -296,7 +296,7 @@ class VllmEngine(Engine):
         """As `llm.generate`, of ids whose placeholders stand there already: `llm.generate` would look for markers of
         images in them, and would merge tokens of a response.
         """
-        engine, finished = self.llm.llm_engine, {}
+        engine, outputs = self.llm.llm_engine, {}
         inputs = ImageInputs(self.llm)
         for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
             request = inputs.of_ids(prompt.token_ids, prompt.images)
@@ -304,10 +304,10 @@ class VllmEngine(Engine):
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    finished[output.request_id] = output
+                    outputs[output.request_id] = output
                     if self.on_finished is not None:
-                        self.on_finished(len(finished), len(prompts))
-        return [finished[str(number)] for number in range(len(prompts))]
+                        self.on_finished(len(outputs), len(prompts))
+        return [outputs[str(number)] for number in range(len(prompts))]
 
     def _room(self, request: SampleRequest) -> int:
         """Response tokens that fit behind the prompt."""
@@ -356,5 +356,5 @@ class _Prompt(NamedTuple):
     images: PromptImages | None = None
 
 
-def _whole(sequence: TokenSequence) -> _Prompt:
+def _whole_sequence(sequence: TokenSequence) -> _Prompt:
     return _Prompt([*sequence.prompt_token_ids, *sequence.token_ids], sequence.images)

@@ -322,7 +322,7 @@ class ImageInputs:
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
-        self._prepared: dict[tuple[str, str], Any] = {}
+        self._inputs: dict[tuple[str, str], Any] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -342,21 +342,21 @@ class ImageInputs:
         """Whether the pixel values are those of the checkpoint's own processor in the engine's dtype."""
         items = self._prepare(images)["mm_kwargs"]["image"]
         pixels = [item["pixel_values"].data for item in items if "pixel_values" in item]
-        self._prepared.clear()
+        self._inputs.clear()
         return has_same_pixels(images, pixels)
 
     def _prepare(self, images: PromptImages) -> dict[str, Any]:
         key = (images.text, images.pixels)
-        if key not in self._prepared:
+        if key not in self._inputs:
             request = {
                 "prompt_token_ids": images.engine_token_ids,
                 "multi_modal_data": {"image": open_images(images)},
             }
-            (prepared,) = self._llm.renderer.render_cmpl([request], skip_mm_cache=True)
-            _require_same_count(prepared["prompt_token_ids"], images)
-            self._prepared[key] = prepared
-        prepared_input: dict[str, Any] = self._prepared[key]
-        return prepared_input
+            (engine_input,) = self._llm.renderer.render_cmpl([request], skip_mm_cache=True)
+            _require_same_count(engine_input["prompt_token_ids"], images)
+            self._inputs[key] = engine_input
+        input_of_images: dict[str, Any] = self._inputs[key]
+        return input_of_images
 
 
 def _require_same_count(token_ids: Sequence[int], images: PromptImages) -> None:
