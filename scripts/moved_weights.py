@@ -1,10 +1,14 @@
-"""What rounding leaves of an update: `python -m scripts.moved_weights BEFORE AFTER`, two checkpoints of one run.
+"""What rounding leaves of an update: `python -m scripts.moved_weights ABLATION RECORD`.
 
-Both hold FP32 master weights; policy and engine compute with what BF16 or FP16 makes of them. A change of less than
-half the distance to the next number of the format moves nothing where the weight was such a number before, as every
-weight of a checkpoint in BF16 is.
+ABLATION is a folder of `mismatch-probe ablate` whose cells kept their checkpoints. RECORD, a JSON file, gets a row for
+each cell, each later checkpoint and each format.
+
+Checkpoints hold FP32 master weights; policy and engine compute with what BF16 or FP16 makes of them. A change of less
+than half the distance to the next number of the format moves nothing where the weight was such a number before, as
+every weight of a checkpoint in BF16 is.
 """
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +63,28 @@ def _tensors(folder: Path) -> Iterator[torch.Tensor]:
                 yield file.get_tensor(name).float()
 
 
+def rows_of(ablation: Path) -> Iterator[dict[str, str | int | float]]:
+    """Of every cell the change from its weights before training to each later checkpoint, rounded to each format.
+
+    A cell that kept no checkpoint of step 0 gives no row: the change since another step is not that of its training.
+    """
+    for cell in sorted((ablation / "cells").iterdir()):
+        first, *later = sorted((cell / "checkpoints").glob("step-*")) or [cell]
+        if first.name != "step-000000":
+            print(f"{cell} kept no checkpoint of step 0 and is left out")
+            continue
+        for checkpoint in later:
+            for dtype, sums in compare_checkpoints(first / "model", checkpoint / "model").items():
+                yield {
+                    "cell": cell.name,
+                    "steps": int(checkpoint.name.removeprefix("step-")),
+                    "rounded_to": side_label(dtype),
+                    "weights": sums.weights,
+                    "moved": sums.moved,
+                    "passed_on": sums.passed_on,
+                }
+
+
 if __name__ == "__main__":
-    for dtype, sums in compare_checkpoints(Path(sys.argv[1]), Path(sys.argv[2])).items():
-        moved = f"{sums.moved / sums.weights:.1%} of {sums.weights:,} weights moved"
-        print(f"{side_label(dtype)}: {moved}, {sums.passed_on:.1%} of the change is there")
+    rows = list(rows_of(Path(sys.argv[1])))
+    Path(sys.argv[2]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from mismatch_probe.report.answers.ablate import ablation_answer
 from mismatch_probe.report.markdown import markdown_table
 from mismatch_probe.report.screen import in_full
 from mismatch_probe.report.sections.ablation import ablation_tables
+from mismatch_probe.report.view import Table
 
 _GRIDS = ("precision", "conditions", "guarded", "slow", "shapes", "corrections", "sanity", "sanity-seeds", "smollm2")
 
@@ -37,7 +38,29 @@ def tables_of(folder: Path) -> str:
             "\n".join([f"**{table.caption}**", "", *markdown_table(table)]) for table in tables if table is not None
         ]
         pieces += [f"- {remark}" for remark in answer.remarks]
+    moved = folder / "moved-weights.json"
+    if moved.exists():
+        pieces += ["## What rounding leaves of SmolLM2's updates", "\n".join(markdown_table(_moved_weights(moved)))]
     return "\n\n".join(pieces) + "\n"
+
+
+def _moved_weights(record: Path) -> Table:
+    """The table of the record that `scripts.moved_weights` writes."""
+    columns = ("cell", "steps", "rounded to", "weights that moved", "of the change is there")
+    return Table(
+        "",
+        columns,
+        [
+            (
+                row["cell"],
+                str(row["steps"]),
+                row["rounded_to"],
+                f"{row['moved'] / row['weights']:.1%} of {row['weights']:,}",
+                f"{row['passed_on']:.1%}",
+            )
+            for row in json.loads(record.read_text(encoding="utf-8"))
+        ],
+    )
 
 
 def numbers_of(run: Path) -> dict[tuple[str, int, str], str]:

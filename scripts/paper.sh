@@ -27,4 +27,5 @@ for grid in $grids; do
         ;;
     esac
 done
+[ ! -d "$folder/smollm2/cells" ] || "$bin/python" -m scripts.moved_weights "$folder/smollm2" reports/paper/moved-weights.json
 "$bin/python" -m scripts.paper reports/paper

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mismatch_probe.dtypes import Dtype
-from scripts.moved_weights import compare_checkpoints
+from scripts.moved_weights import rows_of
 from scripts.paper import differing_numbers, numbers_of, tables_of
 from tests.ablate.test_summarise import ablation_run, all_cells
 
@@ -100,9 +99,23 @@ def test_the_reward_of_the_real_checkpoint_takes_each_answer_as_whole_words_and_
 def test_a_change_below_half_a_number_of_bf16_moves_no_weight_that_was_such_a_number(
     step: float, share: float, tmp_path: Path
 ) -> None:
-    for name, weights in (("before", torch.ones(8)), ("after", torch.ones(8) + step)):
-        (tmp_path / name).mkdir()
-        save_file({"weight": weights}, tmp_path / name / "model.safetensors")
-    rounding = compare_checkpoints(tmp_path / "before", tmp_path / "after")
-    assert rounding[Dtype.BF16].moved / rounding[Dtype.BF16].weights == rounding[Dtype.BF16].passed_on == share
-    assert rounding[Dtype.FP16].passed_on == 1
+    for steps, weights in ((0, torch.ones(8)), (5, torch.ones(8) + step)):
+        model = tmp_path / "cells" / CELL / "checkpoints" / f"step-{steps:06}" / "model"
+        model.mkdir(parents=True)
+        save_file({"weight": weights}, model / "model.safetensors")
+    rows = {row["rounded_to"]: row for row in rows_of(tmp_path)}
+    assert {(row["cell"], row["steps"], row["weights"]) for row in rows.values()} == {(CELL, 5, 8)}
+    assert rows["BF16"]["moved"] == 8 * share
+    assert rows["BF16"]["passed_on"] == share
+    assert rows["FP16"]["passed_on"] == 1
+
+
+@pytest.mark.parametrize("kept", [(), (5, 10)])
+def test_a_cell_without_its_first_checkpoint_gives_no_row_and_says_so(
+    kept: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cells" / CELL).mkdir(parents=True)
+    for steps in kept:
+        (tmp_path / "cells" / CELL / "checkpoints" / f"step-{steps:06}" / "model").mkdir(parents=True)
+    assert list(rows_of(tmp_path)) == []
+    assert f"{CELL} kept no checkpoint of step 0" in capsys.readouterr().out

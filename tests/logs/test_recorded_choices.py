@@ -154,6 +154,33 @@ def test_what_nemo_rl_packs_otherwise_is_refused(tmp_path: Path, text: str) -> N
         read(written(tmp_path / "rollouts.jsonl", rows))
 
 
+def with_support(rows: list[dict]) -> list[dict]:
+    """As a NeMo rollout that replays its cut writes it: a set for each token of the policy, none for others, all padded
+    with -1 to the largest set.
+    """
+    for row in rows:
+        [ids], [own] = row["token_ids"], row["token_loss_mask"]
+        tokens = zip(ids, own, strict=True)
+        row["sampling_support_token_ids"] = [[[one, 7, -1] if is_own else [-1] * 3 for one, is_own in tokens]]
+    return rows
+
+
+def test_nemo_rl_has_a_set_for_each_token_of_the_policy(tmp_path: Path) -> None:
+    rows = with_support(lines_of(DATA / "nemo_rl" / "train_data_step1.jsonl"))
+    for response in read(written(tmp_path / "train_data_step1.jsonl", rows))[0]:
+        assert response.kept is not None
+        assert response.kept.sizes.tolist() == [2 * int(one) for one in response.sampled]
+        sampled = response.token_ids[response.sampled]
+        assert response.kept.ids.reshape(-1, 2).tolist() == [[one, 7] for one in sampled]
+
+
+def test_sets_of_nemo_rl_for_fewer_tokens_are_refused(tmp_path: Path) -> None:
+    rows = with_support(lines_of(DATA / "nemo_rl" / "train_data_step1.jsonl"))
+    rows[0]["sampling_support_token_ids"][0].pop()
+    with pytest.raises(UsageError, match=r"line 1.*sampling_support_token_ids has sets of \d+ tokens"):
+        read(written(tmp_path / "train_data_step1.jsonl", rows))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
 @pytest.mark.parametrize("folder", ["train_data", "rollout_data"])
 def test_slime_has_arrays_of_numpy(tmp_path: Path, folder: str, dtype: str) -> None:

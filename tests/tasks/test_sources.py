@@ -112,7 +112,8 @@ def test_a_hub_data_set_without_the_package_names_the_extra_to_install(monkeypat
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        (["{"], r"line 1 of .* \(malformed JSON"),
+        (["{"], r"line 1 of [^ ]* cannot be read \(malformed JSON: [^()]* at column 2\)"),
+        (['{"prompt": ["a",'], r"line 1 of [^ ]* cannot be read \(malformed JSON: [^()]* at column 17\)"),
         (['{"prompt": "a\tb"}'], "Invalid control character at column 14"),
         (['{"prompt":' + "[" * 100_000], "line 1 .* nests deeper"),
         ([r'{"prompt": "\ud800"}'], "line 1 .* surrogate"),

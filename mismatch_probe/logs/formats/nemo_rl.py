@@ -1,15 +1,21 @@
-"""NeMo-RL: `train_data_step{N}.jsonl`, one padded row a line; index i of a row is about token i."""
+"""NeMo-RL: `train_data_step{N}.jsonl`, one padded row a line; index i of a row is about token i.
+
+A rollout that replays a cut vocabulary adds the set that each token was drawn from (`sampling_support_token_ids`).
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.look import step_in_name
+from mismatch_probe.logs.recorded_choices import ABSENT, kept_sets
 from mismatch_probe.logs.row import Row, Tell, read_lines, split_by_mask
-from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.sequences import KeptSets, LoggedResponse
 
 _COLUMNS: Final = ("token_ids", "token_loss_mask", "sample_loss_mask", "generation_logprobs", "prev_logprobs")
+_SUPPORT: Final = "sampling_support_token_ids"
 
 
 def _nemo_rl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -24,7 +30,7 @@ def _nemo_rl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         in_loss = row.flags("token_loss_mask", padded_length)
         if in_loss[length:].any():
             raise row.refusal(f"token_loss_mask counts tokens behind input_lengths, {length}: the padding is elsewhere")
-        yield split_by_mask(
+        response = split_by_mask(
             where=row.where,
             token_ids=token_ids[:length],
             own=in_loss[:length],
@@ -34,6 +40,21 @@ def _nemo_rl_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             step=step,
             num_padding=padded_length - length,
         )
+        yield replace(response, kept=_support(row, slice(response.prompt_token_ids.size, length), padded_length))
+
+
+def _support(row: Row, tokens: slice, padded_length: int) -> KeptSets | None:
+    """The sets of the response's tokens; of a row without them None. Numbers below 0 pad a set."""
+    value = row.columns.get(_SUPPORT)
+    if not isinstance(value, list):
+        return kept_sets(row, _SUPPORT)
+    if len(value) != padded_length:
+        raise row.refusal(f"{_SUPPORT} has sets of {len(value)} tokens where token_ids has {padded_length} entries")
+    sets = [
+        [token_id for token_id in each if token_id != ABSENT] if isinstance(each, list) else each
+        for each in value[tokens]
+    ]
+    return kept_sets(Row(row.where, {_SUPPORT: sets}), _SUPPORT)
 
 
 def _unwrap(value: Any) -> Any:
