@@ -347,7 +347,7 @@ def test_a_temperature_that_no_log_prob_shows_is_a_bug(vllm: RealServer, tmp_pat
 
 
 def test_doctor_shows_what_a_server_applies(vllm: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is imported is asked for and not done: `doctor` imports every package in `tests/docs/test_lines_as_written.py`."""
+    """No package is imported here: `doctor` imports each of them in `tests/docs/test_lines_as_written.py`."""
     monkeypatch.setattr(examination, "_import_together", lambda packages: (len(packages), "", ""))
     shown = probe("doctor", "--model", "demo", "--infer", of_server(vllm.url), "--json", code=ExitCode.PASS)
     document = json.loads(shown.stdout)

@@ -121,7 +121,7 @@ OF_THE_TRAINER_ALONE = (
     "prove", [prove for prove in answers.PROOFS if prove not in OF_THE_TRAINER_ALONE], ids=lambda prove: prove.__name__
 )
 def test_an_action_does_what_it_says(prove: Prove, tmp_path: Path) -> None:
-    """With half as many responses a step as in the report, of ten tokens instead of thirty where a few tokens show it."""
+    """With half as many responses a step as in the report, and of ten tokens instead of thirty where these show it."""
     few = {} if prove is answers.switch_correction else {"task": {"source": "copy:terms=2"}}
     proof = prove(tmp_path / "run", rollout={"prompts": 4}, **few)
     assert proof.holds, (proof.checks, proof.seen)
