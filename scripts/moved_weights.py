@@ -64,14 +64,20 @@ def _tensors(folder: Path) -> Iterator[torch.Tensor]:
 
 
 def rows_of(ablation: Path) -> Iterator[dict[str, str | int | float]]:
-    """Of every cell the change from its first checkpoint to each later one, rounded to each format."""
+    """Of every cell the change from its weights before training to each later checkpoint, rounded to each format.
+
+    A cell that kept no checkpoint of step 0 gives no row: the change since another step is not that of its training.
+    """
     for cell in sorted((ablation / "cells").iterdir()):
-        first, *later = sorted((cell / "checkpoints").glob("step-*"))
+        first, *later = sorted((cell / "checkpoints").glob("step-*")) or [cell]
+        if first.name != "step-000000":
+            print(f"{cell} kept no checkpoint of step 0 and is left out")
+            continue
         for checkpoint in later:
             for dtype, sums in compare_checkpoints(first / "model", checkpoint / "model").items():
                 yield {
                     "cell": cell.name,
-                    "steps": int(checkpoint.name.removeprefix("step-")) - int(first.name.removeprefix("step-")),
+                    "steps": int(checkpoint.name.removeprefix("step-")),
                     "rounded_to": side_label(dtype),
                     "weights": sums.weights,
                     "moved": sums.moved,

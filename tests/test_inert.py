@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from mismatch_probe.inert import plain
+from mismatch_probe.inert import columns_of, lines_of_width, plain
 
 ATTACKS = {
     "clear the screen": "\x1b[2J\x1b[H",
@@ -49,3 +49,31 @@ def test_an_ordinary_text_stays_as_it_is(text: str) -> None:
 def test_what_cannot_be_seen_is_named() -> None:
     assert plain("a\u202eb\n\x1b[2J") == "a<U+202E>b↵<U+001B>[2J"
     assert plain("::error::x ##[group]") == ": :error: :x # #[group]"
+
+
+COMMAND = "`mismatch-probe compare --out runs/mine --resume --dtype fp32`"
+SENTENCE = (
+    "runs/a/path-without/a-blank/in-it/that-is-longer-than-a-line.jsonl cannot be read: give "
+    f"--num-responses-of-a-step 60 % of it, or ({COMMAND}), which does it."
+)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_lines_of_a_width_break_at_blanks_alone_and_never_in_a_command(width: int) -> None:
+    lines = lines_of_width(SENTENCE, width)
+    assert " ".join(lines) == SENTENCE
+    units = [*SENTENCE.split(COMMAND)[0].replace("60 %", "60%").split(" ")[:-1], f"({COMMAND}),"]
+    assert [unit for unit in units if not any(unit in line.replace("60 %", "60%") for line in lines)] == []
+    assert [line for line in lines if columns_of(line) > width and (" " in line and COMMAND not in line)] == []
+
+
+def test_a_line_that_fits_keeps_its_blanks() -> None:
+    assert lines_of_width("a  b   c", 8) == ["a  b   c"]
+    assert lines_of_width("a  b   c", 7) == ["a b c"]
+
+
+def test_what_a_terminal_shows_in_two_columns_counts_twice() -> None:
+    assert columns_of("ab") == 2
+    assert columns_of("\u4f60\u597d") == 4
+    assert columns_of("a\u0301") == 1
+    assert lines_of_width("\u4f60\u597d \u4f60\u597d", 8) == ["\u4f60\u597d", "\u4f60\u597d"]

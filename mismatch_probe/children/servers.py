@@ -123,7 +123,7 @@ def request(preload: Preload, content: dict[str, Any], descriptors: Sequence[int
         _current_servers().send(preload, content, descriptors)
     except OSError as error:
         raise EngineError(
-            f"no process can be started for {preload}: the one that starts them is gone; see mismatch-probe doctor"
+            f"no process can be started for {preload}: the one that starts them is gone; see `mismatch-probe doctor`"
         ) from error
 
 

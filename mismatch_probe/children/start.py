@@ -251,7 +251,7 @@ class Process:
             how = f"exit code {self._code}"
         tail = " | ".join(lines[-_LOG_LINES:]) or "its log is empty"
         where = "" if self._job.log is None else f" (whole log: {self._job.log})"
-        return EngineError(f"{self._job.name} ended with {how}: {tail}{where}; see mismatch-probe doctor")
+        return EngineError(f"{self._job.name} ended with {how}: {tail}{where}; see `mismatch-probe doctor`")
 
     def _log_text(self) -> str:
         if self._job.log is not None:

@@ -1,5 +1,6 @@
 """Where the program starts and ends: every failure is one sentence on stderr and a documented exit code."""
 
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from mismatch_probe.cli.interrupts import (
 )
 from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.host import renew_thread_pool
-from mismatch_probe.inert import cut_text, plain
+from mismatch_probe.inert import cut_text, lines_of_width, plain
 
 _ENGINES: Final = ("torch", "transformers", "vllm")
 _MOST_CHARACTERS: Final = 8000
@@ -62,8 +63,16 @@ def report_error(error: Exception, *, debug: bool) -> ExitCode:
         for line in traceback.format_exc().splitlines():
             print(plain(line), file=sys.stderr)
     sentence = plain(cut_text(str(error) if is_expected else _surprise(error), _MOST_CHARACTERS, keep="start"))
-    print(f"mismatch-probe: {sentence}", file=sys.stderr)
+    for line in _lines_for_people(f"mismatch-probe: {sentence}"):
+        print(line, file=sys.stderr)
     return error.exit_code if isinstance(error, MismatchProbeError) else ExitCode.ENVIRONMENT
+
+
+def _lines_for_people(sentence: str) -> list[str]:
+    """On a terminal broken at blanks; elsewhere one line."""
+    if not sys.stderr.isatty():
+        return [sentence]
+    return lines_of_width(sentence, shutil.get_terminal_size().columns)
 
 
 def _surprise(error: Exception) -> str:

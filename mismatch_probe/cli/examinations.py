@@ -192,7 +192,7 @@ def examine_run(run: Path, settings: CompareSettings) -> str | None:
         _filed_headroom(Filing.open(None, run, given_values), given_values)
     except MismatchProbeError as error:
         retry = command_line("headroom", "--run", run)
-        return f"Train in FP16: undecided, headroom could not examine the checkpoint: {error}. To try again: {retry}"
+        return f"Train in FP16: undecided, headroom could not examine the checkpoint: {error}. To try again: `{retry}`"
     return None
 
 

@@ -10,6 +10,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.explain.hypotheses import Family, Option, departure
 from mismatch_probe.explain.judging import Floats, Judge, LoggedTokens
+from mismatch_probe.notation import join_names
 from mismatch_probe.stats.bases import BASES, base_name
 from mismatch_probe.stats.rounding import Floor
 
@@ -18,12 +19,16 @@ _TOP_K: Final = (1, 5, 8, 10, 20, 30, 40, 50, 64, 100, 128, 200, 256, 500, 512, 
 _MIN_P: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2)
 
 
-def of_distribution(as_declared: Distribution) -> Iterator[Family]:
-    """Other sampling settings: what the engine makes of the logits, or fails to."""
+def of_distribution(as_declared: Distribution, logged_temperature: Floats) -> Iterator[Family]:
+    """Other sampling settings: what the engine makes of the logits, or fails to.
+
+    logged_temperature: what the log says of each token [T], NaN where it says none.
+    """
+    temperature, cut = _declared_temperature(as_declared, logged_temperature), _declared_cut(as_declared)
     yield Family(
         "temperature",
         "distribution",
-        (Option(departure("distribution", Code.TEMPERATURE, "another temperature")),),
+        (Option(departure("distribution", Code.TEMPERATURE, "another temperature", declared=temperature)),),
         free_temperature=True,
     )
     raw = Distribution(temperature=1.0)
@@ -33,7 +38,12 @@ def of_distribution(as_declared: Distribution) -> Iterator[Family]:
             "distribution",
             (
                 Option(
-                    departure("distribution", Code.RAW_LOGPROBS, "raw log-probs (temperature 1, nothing cut)"),
+                    departure(
+                        "distribution",
+                        Code.RAW_LOGPROBS,
+                        "raw log-probs (temperature 1, nothing cut)",
+                        declared=cut if as_declared.temperature == 1 else _declared_both(as_declared, cut),
+                    ),
                     distribution=raw,
                 ),
             ),
@@ -49,7 +59,7 @@ def of_distribution(as_declared: Distribution) -> Iterator[Family]:
             "distribution",
             tuple(
                 Option(
-                    departure("distribution", Code.TRUNCATED_SUPPORT, f"{name} {value:g}", float(value)),
+                    departure("distribution", Code.TRUNCATED_SUPPORT, f"{name} {value:g}", float(value), cut),
                     distribution=distribution,
                 )
                 for value, distribution in values
@@ -63,11 +73,38 @@ def of_distribution(as_declared: Distribution) -> Iterator[Family]:
             "distribution",
             (
                 Option(
-                    departure("distribution", Code.TRUNCATED_SUPPORT, what),
+                    departure("distribution", Code.TRUNCATED_SUPPORT, what, declared=cut),
                     distribution=as_declared.uncut(),
                 ),
             ),
         )
+
+
+def _declared_temperature(as_declared: Distribution, logged_temperature: Floats) -> str:
+    """Which temperature is declared, and by whom."""
+    logged = np.unique(logged_temperature[np.isfinite(logged_temperature)])
+    if as_declared.temperature is None:
+        return "the log declares several"
+    if len(logged) == 1 and logged[0] == as_declared.temperature:
+        return f"the log declares {as_declared.temperature:g}"
+    if not len(logged) and as_declared.temperature == 1:
+        return "the log declares none and 1 is taken"
+    return f"--temperature declares {as_declared.temperature:g}"
+
+
+def _declared_both(as_declared: Distribution, cut: str) -> str:
+    if as_declared.temperature is None:
+        return f"the log declares several temperatures and {cut}"
+    return f"temperature {as_declared.temperature:g} is declared and {cut}"
+
+
+def _declared_cut(as_declared: Distribution) -> str:
+    """What the probabilities are declared to be normalised over."""
+    if as_declared.in_sets:
+        return "the log declares what each token was drawn from"
+    values = (("top-p", as_declared.top_p, 1.0), ("top-k", as_declared.top_k, 0), ("min-p", as_declared.min_p, 0.0))
+    cuts = [f"{name} {value:g}" for name, value, uncut in values if value != uncut]
+    return f"{join_names(cuts)} {'is' if len(cuts) == 1 else 'are'} declared" if cuts else "no cut is declared"
 
 
 _COMPARED: Final = 64

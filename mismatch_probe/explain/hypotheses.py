@@ -111,8 +111,8 @@ Edit = Callable[[Floats, Judge], Floats]
 """From a prediction [T] to what the log's line would hold of it [T], NaN where it holds nothing."""
 
 
-def departure(part: Part, code: str, what: str, value: float | None = None) -> Departure:
-    return Departure(part=part, code=str(code), what=what, value=value)
+def departure(part: Part, code: str, what: str, value: float | None = None, declared: str = "") -> Departure:
+    return Departure(part=part, code=str(code), what=what, value=value, declared=declared)
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _explain_side(
     context = Context.as_logged(tokens)
     distribution = Distribution.of_policy(policy, tokens.temperature, has_sets=tokens.sets is not None)
     setup = Setup(declared_weights(settings, tokens.responses, side), None, context)
-    of_sampling = list(of_distribution(distribution))
+    of_sampling = list(of_distribution(distribution, tokens.temperature))
     predictions.compute(
         setup,
         [

@@ -175,7 +175,7 @@ def _causes_of_departures(bench: SideBench, result: SearchResult) -> Iterator[Ca
     for departure in trial.departures:
         yield _cause_in_log(
             Code.by_name(departure.code),
-            f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.what}.",
+            f"{_capital(SIDES[bench.side])} departs from its declared settings: {departure.against_declared}.",
             list(evidence),
         )
 

@@ -3,8 +3,8 @@
 import os
 import pickle
 import re
-from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,6 +33,13 @@ class FileKind(StrEnum):
 
 
 _MAGIC: Final = {b"PAR1": FileKind.PARQUET, b"PK\x03\x04": FileKind.TORCH, b"\x80": FileKind.PICKLE}
+_UNPACKED_BY: Final = {
+    b"\x1f\x8b": "gunzip",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ\x00": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+}
+"""The command that unpacks a file that begins so."""
 _MAGIC_BYTES: Final = 64
 _START_BYTES: Final = 2**16
 _FIRST_OBJECTS: Final = 16
@@ -114,8 +121,16 @@ def _look_at(path: Path, size: int, modification_time: int) -> FileLook:
 
 def _lines(file: IO[bytes]) -> FileLook:
     start = file.read(_MAGIC_BYTES).removeprefix(BOM_UTF8).lstrip()
+    if command := next((command for magic, command in _UNPACKED_BY.items() if start.startswith(magic)), None):
+        raise Unreadable(f"it is compressed, and has to be unpacked first ({command})")
+    if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise Unreadable("it is UTF-16 text, and has to be saved as UTF-8")
+    if start.startswith(b"["):
+        raise Unreadable("it is a JSON list, and each of its objects must stand on a line of its own (jq -c '.[]')")
     if start and not start.startswith(b"{"):
-        raise Unreadable("it is neither JSON objects, nor parquet, nor a pickle")
+        raise Unreadable(
+            "it is neither JSON objects, nor parquet, nor a pickle, nor a CSV with commas and a column Step"
+        )
     file.seek(0)
     end = size_of(file)
     while (line := next_line(file, end - file.tell())) and not line.strip():
@@ -192,8 +207,16 @@ _LOOKS: Final = {
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})
 """Folders that trackers keep next to a log, some with links of their own."""
-_OF_RUNS: Final = frozenset({"manifest.json", "rollouts.parquet", "legs"})
-"""What a run directory of this tool holds: an imported one has a copy of its log."""
+_OF_RUNS: Final = (
+    frozenset({"manifest.json", "rollouts.parquet", "legs"}),
+    frozenset({"manifest.json", "prompts.parquet", "parts"}),
+)
+"""What a run directory of this tool holds, and an unfinished one: an imported one has a copy of its log."""
+
+
+def is_run(names: Set[str]) -> bool:
+    """Whether a folder with these names in it is a run directory of this tool."""
+    return any(names_of_run <= names for names_of_run in _OF_RUNS)
 
 
 class NoLogError(UsageError):
@@ -245,7 +268,7 @@ def _files_below(folder: Path) -> list[Path]:
         try:
             with os.scandir(folder_now) as folder_entries:
                 entries = list(folder_entries)
-                if folder_now != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
+                if folder_now != str(folder) and is_run({entry.name for entry in entries}):
                     continue
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in _OF_OTHER_PROGRAMS:

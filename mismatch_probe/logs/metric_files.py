@@ -15,7 +15,7 @@ from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.formats import recognise
 from mismatch_probe.logs.look import files_of
 from mismatch_probe.logs.metric_names import console_words, metric_names
-from mismatch_probe.logs.row import LONGEST_LINE_BYTES, next_line, parse_line, size_of
+from mismatch_probe.logs.row import LONGEST_LINE_BYTES, as_float, next_line, parse_line, size_of
 from mismatch_probe.logs.tracker_files import is_events, is_sqlite, read_events, read_trackio
 from mismatch_probe.reading import Unreadable, open_file
 
@@ -178,26 +178,27 @@ def _step_in_line(columns: dict[str, Any]) -> int | None:
 
 def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
     """A line a step, `{"step": 3, NAME: 0.1}`, or `{"step": 3, "data": {NAME: 0.1}}` as verl's file logger writes."""
-    num_without = 0
+    num_without = number = 0
     with open_file(path) as file:
         remaining = size_of(file)
         while line := next_line(file, remaining):
             remaining -= len(line)
+            number += 1
             if not line.strip():
                 continue
             try:
                 columns = parse_line(line)
-            except Unreadable:
+            except Unreadable as error:
                 if line.endswith(b"\n"):
                     if not log.num_values and line.strip() in (b"{", b"["):
                         file.seek(0)
                         yield from _document_entries(file)
                         return
-                    raise
+                    raise Unreadable(f"line {number}: {error}") from error
                 log.cut_off = f"the last line of {path.name} was being written, and is left out"
                 break
             if not isinstance(columns, dict):
-                raise Unreadable("a line of it is no JSON object")
+                raise Unreadable(f"line {number} is no JSON object")
             if not log.num_values and columns and all(isinstance(values, dict) for values in columns.values()):
                 yield from _curves_of(columns)
                 continue
@@ -208,7 +209,9 @@ def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
             if step is None:
                 num_without += 1
                 continue
-            yield from ((step, name, float(value)) for name, value in values.items() if _is_metric_value(name, value))
+            yield from (
+                (step, name, as_float(value)) for name, value in values.items() if _is_metric_value(name, value)
+            )
     if num_without:
         log.notes.append(f"{num_without:,} lines of {path.name} have no step, and are left out")
 
@@ -229,7 +232,7 @@ def _curves_of(document: dict[str, Any]) -> Iterator[MetricEntry]:
         if isinstance(values, dict):
             for step, value in values.items():
                 if step.isdecimal() and len(step) < 16 and _is_metric_value(name, value):
-                    yield int(step), name, float(value)
+                    yield int(step), name, as_float(value)
 
 
 def _is_metric_value(name: str, value: Any) -> bool:
@@ -290,17 +293,30 @@ def _table_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
         step_column = next((number for number, name in enumerate(header) if name in _STEP_KEYS), None)
         if step_column is None:
             raise Unreadable("its header has no column Step or _step")
-        columns = _columns_of_metrics(header)
+        columns, num_short, words = _columns_of_metrics(header), 0, []
         for row in rows:
-            if len(row) != len(header) or not (step := row[step_column].strip()):
+            if len(row) != len(header):
+                num_short += any(cell.strip() for cell in row)
+                continue
+            if not (step := row[step_column].strip()):
                 continue
             number = _as_number(step)
-            if number is None or not 0 <= number < _LARGEST_STEP:
+            if number is None or not 0 <= number < _LARGEST_STEP or not number.is_integer():
                 raise Unreadable(f"line {rows.line_num}: its step {step!r:.40} is no whole number from 0 on")
             for place, name in columns.items():
                 value = _as_number(row[place])
                 if value is not None:
                     yield int(number), name, value
+                elif row[place].strip() and name in log.names:
+                    words.append(f"{row[place]!r:.40} in line {rows.line_num}")
+    if num_short:
+        lines, has, are = ("line", "has", "is") if num_short == 1 else ("lines", "have", "are")
+        cells = "another number of cells than its header"
+        log.notes.append(f"{num_short:,} {lines} of {path.name} {has} {cells}, and {are} left out")
+    if words:
+        cells, hold, are = ("cell", "holds", "is") if len(words) == 1 else ("cells", "hold", "are")
+        first = f"the first is {words[0]}"
+        log.notes.append(f"{len(words):,} {cells} of {path.name} {hold} no number, and {are} left out: {first}")
 
 
 def _columns_of_metrics(header: Sequence[str]) -> dict[int, str]:

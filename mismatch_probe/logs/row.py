@@ -89,7 +89,7 @@ class Row:
         if array.dtype.kind == "O":
             if not all(value is None or type(value) in (int, float) for value in array):
                 raise self.refusal(f"{column} is no list of numbers")
-            return np.array([np.nan if value is None else value for value in array], np.float64)
+            return np.array([np.nan if value is None else as_float(value) for value in array], np.float64)
         if array.size and array.dtype.kind not in "iuf":
             raise self.refusal(f"{column} is no list of numbers")
         return array if array.dtype == np.float32 else array.astype(np.float64)
@@ -110,8 +110,10 @@ class Row:
 
     def number(self, column: str) -> float | None:
         value = self._item(column)
-        if value is None or (type(value) in (int, float) and np.isfinite(value)):
-            return None if value is None else float(value)
+        if value is None:
+            return None
+        if type(value) in (int, float) and np.isfinite(number := as_float(value)):
+            return number
         raise self.refusal(f"{column} is no number")
 
     def integer(self, column: str) -> int | None:
@@ -171,6 +173,14 @@ class Row:
         if length is not None and array.size != length:
             raise self.refusal(f"{column} has {array.size} entries where the tokens are {length}")
         return array
+
+
+def as_float(value: int | float) -> float:
+    """`value`, infinite where it is a whole number larger than any float, as Python's reader makes `1e400`."""
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf if value > 0 else -np.inf
 
 
 LONGEST_LINE_BYTES: Final = 256 * 2**20

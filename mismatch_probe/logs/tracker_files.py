@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import message_of
-from mismatch_probe.logs.row import size_of
+from mismatch_probe.logs.row import as_float, size_of
 from mismatch_probe.reading import Unreadable, is_there, open_file, parse_json
 
 TellNote = Callable[[str], None]
@@ -191,7 +191,7 @@ def _trackio_rows(database: sqlite3.Connection, path: Path, note: TellNote) -> I
             raise Unreadable("a step of it is no whole number from 0 on")
         values = parse_json(_json_text(text), constants=True)
         if isinstance(values, dict):
-            yield from ((step, name, float(value)) for name, value in values.items() if type(value) in (int, float))
+            yield from ((step, name, as_float(value)) for name, value in values.items() if type(value) in (int, float))
 
 
 def _json_text(value: Any) -> str:

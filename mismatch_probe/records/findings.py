@@ -22,6 +22,13 @@ class Departure(Record):
     code: str
     what: str
     value: float | None = None
+    declared: str = ""
+    """What is declared in its place, as a clause; empty where `what` says it, and in older records."""
+
+    @property
+    def against_declared(self) -> str:
+        """`temperature 0.7, where the log declares 1`."""
+        return f"{self.what}, where {self.declared}" if self.declared else self.what
 
 
 class Trial(Record):

@@ -9,10 +9,9 @@ from markupsafe import Markup
 from rich import table as rich_table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
-from mismatch_probe.inert import plain
+from mismatch_probe.inert import lines_of_width, plain
 from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.report.names import SIGNS, advice_parts
 from mismatch_probe.report.view import Answer, Badge, Cell, Lines, Table, Terms
@@ -77,11 +76,12 @@ def print_line(console: Console, line: str, style: str = "") -> None:
     line is indented throughout.
     """
     text = plain(line)
-    indent = len(text) - len(text.lstrip(" ")) if console.is_terminal else 0
-    if indent:
-        console.print(Padding(Text(text.lstrip(" "), style=style), (0, 0, 0, indent), expand=False))
-    else:
-        console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
+    if not console.is_terminal:
+        console.print(Text(text, style=style), soft_wrap=True)
+        return
+    indent = len(text) - len(text.lstrip(" "))
+    for part in lines_of_width(text[indent:], console.width - indent):
+        console.print(Text(" " * indent + part, style=style), soft_wrap=True)
 
 
 def print_terms(console: Console, items: Sequence[tuple[str, str]]) -> None:
@@ -102,10 +102,7 @@ def print_advice(console: Console, advice: Sequence[str]) -> None:
     for what, command in map(advice_parts, dict.fromkeys(advice)):
         commands.setdefault(what, []).extend([command] if command else [])
     for what, doing_it in commands.items():
-        text = Text(plain(f"{what}:" if doing_it else what))
-        console.print(
-            Padding(text, (0, 0, 0, 2)) if console.is_terminal else Text("  ") + text, soft_wrap=not console.is_terminal
-        )
+        print_line(console, f"  {what}:" if doing_it else f"  {what}")
         for command in doing_it:
             print_command(console, command)
 

@@ -3,9 +3,11 @@
 A curve of a trainer has no responses behind it, so that its noise is known from the curve alone. Its values are taken
 as normal scores of their ranks, which no single spike moves. Whether the level changes at all is one test, the largest
 excursion of the cumulative sum over its long-run deviation [Kolmogorov's law of a Brownian bridge; Ploberger and Kramer
-1992, Econometrica 60:271]; what the change looks like is then the best of three descriptions (a step, a line, a line
-from an onset on) by least absolute deviations. Noise that remembers its past is expected: the long-run deviation is
-that of an autoregression, whose coefficient is read off differences, which a change of level hardly moves.
+1992, Econometrica 60:271]. A few smooth values look like noise with a long memory to it, so that their drift is tested
+too, the mean of their differences over its standard error, which holds whatever the memory is. What the change looks
+like is then the best of three descriptions (a step, a line, a line from an onset on) by least absolute deviations.
+Noise that remembers its past is expected: the long-run deviation is that of an autoregression, whose coefficient is
+read off differences, which a change of level hardly moves.
 """
 
 from dataclasses import dataclass
@@ -74,7 +76,7 @@ def shape_of(values: Floats, staleness: Floats | None = None) -> CurveShape:
         return CurveShape("too_short", level, level, 1.0)
     index = np.flatnonzero(positive)
     logs = logs[index]
-    chance = _level_chance(_normal_scores(logs))
+    chance = min(_level_chance(_normal_scores(logs)), _drift_chance(logs))
     median = float(np.exp(np.median(logs)))
     change = _best_change(logs) if chance <= LEVEL_BY_CHANCE or _leaps(logs) else None
     if change is None:
@@ -110,6 +112,25 @@ def _level_chance(scores: Floats) -> float:
     sums = np.abs(np.cumsum(scores - scores.mean()))
     deviation, _ = _memory_of(scores, int(np.argmax(sums[:-1])) + 1)
     return float(kolmogorov(sums.max() / np.sqrt(len(scores)) / deviation))
+
+
+def _drift_chance(logs: Floats) -> float:
+    """The smaller p-value of two tests of the differences from value to value, had they no direction: Student's t of
+    their mean, and that all rise or all fall. Those of noise around a level cancel, so that both are conservative
+    there; of a random walk they are exact.
+    """
+    from scipy.special import stdtr
+
+    differences = np.diff(logs)
+    size = len(differences)
+    if not differences.any():
+        return 1.0
+    is_one_way = bool((differences > 0).all() or (differences < 0).all())
+    one_way = 2.0 ** (1 - size) if is_one_way else 1.0
+    error = differences.std(ddof=1) / np.sqrt(size)
+    if error <= 0:
+        return one_way
+    return min(one_way, 2 * float(stdtr(size - 1, -abs(differences.mean()) / error)))
 
 
 def _leaps(logs: Floats) -> bool:

@@ -127,7 +127,8 @@ def math_scorer(prompts: Sequence[Prompt]) -> Callable[[EncodedPrompt, str], boo
         from math_verify import parse, verify
     except ImportError as error:
         raise MissingExtra(
-            "reward math needs the package math-verify, which is not installed; run pip install 'mismatch-probe[math]'"
+            "reward math needs the package math-verify, which is not installed; "
+            "run `pip install 'mismatch-probe[math]'`"
         ) from error
     ids_without_answer = [prompt.prompt_id for prompt in prompts if not (prompt.answer or "").strip()]
     if ids_without_answer:

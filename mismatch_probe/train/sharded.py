@@ -37,7 +37,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise MissingExtra(
-            "policy.lora needs the package peft, which is not installed; run pip install 'mismatch-probe[lora]'"
+            "policy.lora needs the package peft, which is not installed; run `pip install 'mismatch-probe[lora]'`"
         ) from error
     targets = settings.target_modules
     config = LoraConfig(

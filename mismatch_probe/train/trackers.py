@@ -237,6 +237,6 @@ def _import(module: str, package: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise MissingExtra(
-            f"--report-to {package} needs a package that is not installed: pip install 'mismatch-probe[trackers]', or "
-            f"leave {package} out"
+            f"--report-to {package} needs a package that is not installed: `pip install 'mismatch-probe[trackers]'`, "
+            f"or leave {package} out"
         ) from error

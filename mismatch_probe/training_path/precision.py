@@ -238,7 +238,7 @@ def add_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
         from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
     except ImportError as error:
         raise MissingExtra(
-            "training.adapter needs the package peft, which is not installed; run pip install 'mismatch-probe[lora]'"
+            "training.adapter needs the package peft, which is not installed; run `pip install 'mismatch-probe[lora]'`"
         ) from error
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(adapter.folder / WEIGHTS).items()}
     config = LoraConfig(target_modules=adapter.names, **adapter.scale)

@@ -17,7 +17,15 @@ from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 from mismatch_probe.verdict.curves import step_to_explain
-from mismatch_probe.verdict.headline import HEADROOM, explain_command, foremost, headline, localize_command, overall
+from mismatch_probe.verdict.headline import (
+    HEADROOM,
+    explain_command,
+    foremost,
+    grows,
+    headline,
+    localize_command,
+    overall,
+)
 
 _NOTHING_COMPUTED: Final = (Code.UNEXPLAINED, Code.NOT_REPEATABLE)
 _FURTHER: Final = 1.5
@@ -59,14 +67,19 @@ def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
 
 
 def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
-    """What an engineer reads first of a summary whose verdicts have what is filed, and on what it rests."""
+    """What an engineer reads first of a summary whose verdicts have what is filed, and on what it rests.
+
+    Whether to train in FP16 leads where that was examined, unless a bug, broken data or a growing KL comes first.
+    """
     pair = foremost(summary.pairs)
     text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, documents)
     if explanation is not None:
         text = text.replace(
             _CHECKPOINT_WOULD_TELL, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, _CHECKPOINT_WOULD_TELL)
         )
-    return " ".join([text, *_sentences_behind(pair, documents), *_whether_fp16(summary, documents)])
+    answer, on_fp16 = [text, *_sentences_behind(pair, documents)], _whether_fp16(summary, documents)
+    waits = pair.verdict.kind in ("broken", "bug") or grows(pair)
+    return " ".join([*answer, *on_fp16] if waits else [*on_fp16, *answer])
 
 
 def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:

@@ -108,3 +108,14 @@ def test_a_change_below_half_a_number_of_bf16_moves_no_weight_that_was_such_a_nu
     assert rows["BF16"]["moved"] == 8 * share
     assert rows["BF16"]["passed_on"] == share
     assert rows["FP16"]["passed_on"] == 1
+
+
+@pytest.mark.parametrize("kept", [(), (5, 10)])
+def test_a_cell_without_its_first_checkpoint_gives_no_row_and_says_so(
+    kept: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cells" / CELL).mkdir(parents=True)
+    for steps in kept:
+        (tmp_path / "cells" / CELL / "checkpoints" / f"step-{steps:06}" / "model").mkdir(parents=True)
+    assert list(rows_of(tmp_path)) == []
+    assert f"{CELL} kept no checkpoint of step 0" in capsys.readouterr().out

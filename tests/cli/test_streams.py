@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -183,6 +184,22 @@ def test_a_line_longer_than_the_terminal_loses_nothing() -> None:
     assert file.getvalue().count("sentence") == 16
     folded = [line for line in file.getvalue().splitlines() if line.startswith("      ")]
     assert len(folded) == 2, "the rest of what is folded stands below it"
+
+
+def test_a_failure_on_a_terminal_breaks_at_blanks_and_in_a_pipe_not_at_all(tmp_path: Path) -> None:
+    missing = tmp_path / ("a" * 70) / "log.jsonl"
+    words = [sys.executable, "-m", "mismatch_probe", "report", str(missing)]
+    people, terminal = pty.openpty()
+    ended = subprocess.run(words, stderr=terminal, env={**os.environ, "COLUMNS": "40"}, check=False)
+    os.close(terminal)
+    on_terminal = os.read(people, 2**16).decode().splitlines()
+    os.close(people)
+    piped = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, piped.returncode) == (ExitCode.USAGE, ExitCode.USAGE)
+    [sentence] = piped.stderr.splitlines()
+    assert " ".join(on_terminal) == sentence
+    assert len(on_terminal) > 2
+    assert [line for line in on_terminal if len(line) > 40] == [line for line in on_terminal if str(missing) in line]
 
 
 def test_a_pipe_that_is_closed_ends_quietly(run: Path) -> None:

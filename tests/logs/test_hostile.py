@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import socket
 import struct
 import tracemalloc
@@ -67,6 +68,7 @@ def log(tmp_path):
         ({"step": 10**400}, "step is no whole number"),
         ({"temperature": "1"}, "temperature is no number"),
         ({"temperature": float("nan")}, "temperature is no number"),
+        ({"temperature": 10**400}, "temperature is no number"),
         ({"group": ["a"]}, "group is neither a text nor a whole number"),
     ],
 )
@@ -92,6 +94,29 @@ def test_a_line_that_is_no_row_is_refused(log, line, reason):
     sentence = refused(log(ROW, line, ROW))
     assert "line 2 of" in sentence
     assert reason in sentence
+
+
+@pytest.mark.parametrize("number", ["-1e400", "-1" + "0" * 400])
+def test_a_number_larger_than_any_float_is_infinite_however_it_is_written(log, number):
+    path = log(ROW)
+    path.write_text(path.read_text().replace("-0.25", number))
+    [response] = FORMATS.built_in["plain"].read(path, pytest.fail)
+    assert response.log_mu.tolist() == [-0.5, float("-inf")]
+
+
+@pytest.mark.parametrize("cut_line", ['{"token_ids": [1,', '{"token_ids": [1, 2]', '{"a"', "{", '{"token_ids": [1,\r'])
+def test_a_cut_line_has_the_number_of_the_file_alone(log, cut_line):
+    sentence = refused(log(ROW, ROW, cut_line, ROW))
+    assert sentence.startswith("line 3 of")
+    assert re.search(r"malformed JSON: [^()]* at column \d+\)", sentence)
+    assert sentence.count("line ") == 1
+
+
+def test_a_document_of_several_lines_has_the_line_of_its_fault(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text('{\n  "token_ids": [1, 2],\n  "logprobs" [0]\n}\n')
+    with pytest.raises(UsageError, match=r"at line 3, column 14"):
+        list(row.read_object(path).columns)
 
 
 def test_a_line_that_is_too_long_is_not_read_to_its_end(log, monkeypatch):

@@ -143,6 +143,36 @@ def test_metrics_without_a_known_name_are_named(tmp_path: Path) -> None:
     assert "has no metric of a known name" in refusal(write(tmp_path / "a.log", "hello\n"), "metrics")
 
 
+def test_a_line_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    step = '{"step": 1, "rollout_corr/k3_kl": 0.1}\n'
+    sentence = refusal(write(tmp_path / "cut.jsonl", f'{step}\n{step}{{"step": 2,\n{step}'))
+    assert "cannot be read: line 4: malformed JSON" in sentence
+    assert sentence.count("line ") == 1
+    assert "line 2 is no JSON object" in refusal(write(tmp_path / "list.jsonl", f"{step}[1]\n"))
+
+
+def test_empty_cells_of_a_table_are_left_out_and_words_are_said(tmp_path: Path) -> None:
+    header = "\ufeffStep,run - rollout_corr/k3_kl,run - notes\r\n"
+    sound = write(tmp_path / "sound.csv", f"{header}1,0.1,a\r\n2,,b\r\n3,NaN,c\r\n")
+    log = metrics_of(sound, None)
+    assert list(log.series["rollout_corr/k3_kl"]) == [1, 3]
+    assert log.notes == []
+    wrong = write(tmp_path / "wrong.csv", f"{header}1,0.1,a\r\n2,oops,b\r\n3,0.2,c\r\n4,0.3\r\n")
+    log = metrics_of(wrong, None)
+    assert list(log.series["rollout_corr/k3_kl"]) == [1, 3]
+    assert log.notes == [
+        "1 line of wrong.csv has another number of cells than its header, and is left out",
+        "1 cell of wrong.csv holds no number, and is left out: the first is 'oops' in line 3",
+    ]
+    assert "step '1.5' is no whole number" in refusal(write(tmp_path / "half.csv", f"{header}1.5,0.1,a\r\n"))
+
+
+@pytest.mark.parametrize("number", ["1e400", "1" + "0" * 400])
+def test_a_metric_larger_than_any_float_is_infinite(tmp_path: Path, number: str) -> None:
+    line = f'{{"step": 1, "rollout_corr/k3_kl": {number}}}\n'
+    assert metrics_of(write(tmp_path / "a.jsonl", line), None).series["rollout_corr/k3_kl"] == {1: float("inf")}
+
+
 def test_a_table_of_several_runs_is_refused(tmp_path: Path) -> None:
     header = '"Step","a - rollout_corr/k3_kl","b - rollout_corr/k3_kl"\n'
     assert "of several runs" in refusal(write(tmp_path / "two.csv", f'{header}"1","0.1","0.2"\n'))

@@ -203,11 +203,11 @@ def test_no_suspect_is_evidence_and_decides_nothing() -> None:
     ("largest", "answer", "words"),
     [(40.0, "yes", "fits FP16 with a loss scale"), (1e5, "no", "does not fit FP16")],
 )
-def test_whether_to_train_in_fp16_stands_behind_the_headline(largest: float, answer: str, words: str) -> None:
+def test_whether_to_train_in_fp16_is_the_first_sentence(largest: float, answer: str, words: str) -> None:
     summary = samples.undrawn(samples.summary())
     filed = [headroom(largest)]
     known = with_findings(summary, filed)
-    assert known.headline.endswith(f"Train in FP16: {answer}, the checkpoint {words} (headroom).")
+    assert known.headline.startswith(f"Train in FP16: {answer}, the checkpoint {words} (headroom). No bug. ")
     [closest] = [
         tile for tile in compare_answer(known, filed).tiles if tile.label == "Closest 16-bit dtype in this run"
     ]
@@ -256,8 +256,10 @@ def test_the_sentence_on_fp16_is_yes_no_or_undecided_in_every_case() -> None:
         ),
         (no_fp32.model_copy(update={"fp16_refused": refused}), fits, "no, the engine refuses this checkpoint in FP16."),
     ):
-        sentence = with_findings(changed, filed).headline
-        assert sentence.endswith(f" Train in FP16: {end}")
+        known = with_findings(changed, filed)
+        sentence, waits = known.headline, known.verdict.kind in ("bug", "broken")
+        assert sentence.endswith(f" Train in FP16: {end}") is waits
+        assert sentence.startswith(f"Train in FP16: {end} ") is not waits
         assert sentence.count("Train in FP16") == 1
     assert "Train in FP16" not in with_findings(summary, []).headline
 
@@ -286,7 +288,7 @@ def test_screen_page_and_document_say_the_same(tmp_path: Path) -> None:
     shown = console.file.getvalue().splitlines()[0]
     document = json.loads(probe("report", run.path, "--json").stdout)
     assert shown == document["headline"]
-    assert shown.endswith("Train in FP16: no, the checkpoint does not fit FP16 (headroom).")
+    assert shown.startswith("Train in FP16: no, the checkpoint does not fit FP16 (headroom). ")
     assert run.report_path.read_text(encoding="utf-8").count("does not fit FP16 (headroom)") == 1
     assert not any("headroom --run" in line for line in document["verdict"]["advice"])
     assert summary_of_run(run.read_summary(), run.path, [headroom(1e5)]).headline == shown

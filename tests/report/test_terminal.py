@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_tokens
 from mismatch_probe.records.summary import Summary, Verdict
 from mismatch_probe.report.page import answer_on_screen, render_html
-from mismatch_probe.report.screen import print_answer
+from mismatch_probe.report.screen import print_answer, print_line
 from mismatch_probe.verdict.headline import headline
 from tests.report import samples
 from tests.report.documents import headroom
@@ -208,6 +208,28 @@ def test_a_command_to_copy_is_never_broken(width: int) -> None:
     changed = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [f"See: `{command}`"]})})
     text = printed(summary.model_copy(update={"pairs": [changed]}), width=width, terminal=True)
     assert f"    {command}\n" in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_path_a_flag_and_a_command_in_a_sentence_are_never_broken(width: int) -> None:
+    path, command = f"/runs/{'a' * 60}/log.jsonl", "`mismatch-probe report runs/theirs --recompute --plotlyjs cdn`"
+    advice = f"Give {path} again, with --some-long-flag-of-it or {command}, and look."
+    summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
+    pair = summary.pairs[0]
+    changed = pair.model_copy(update={"verdict": pair.verdict.model_copy(update={"advice": [advice]})})
+    lines = printed(summary.model_copy(update={"pairs": [changed]}), width=width, terminal=True).splitlines()
+    for unbroken in (path, "--some-long-flag-of-it", command):
+        assert sum(unbroken in line for line in lines) == 1
+
+
+def test_an_indented_line_keeps_its_indent_whether_it_fits_or_not() -> None:
+    console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system=None)
+    print_line(console, "  short")
+    print_line(console, "  " + "words of a line " * 3)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) > 3
+    assert {len(line) - len(line.lstrip(" ")) for line in lines} == {2}
 
 
 def test_a_sentence_that_several_pairs_share_is_said_once_with_the_command_of_each() -> None:

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary, Summary, Verdict
+from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.verdicts import verdicts
 from mismatch_probe.report.view import Badge, Finding
@@ -56,18 +57,32 @@ FP16 = verdict("precision", "precision", "Precision: KL 1e-6.", evidence="of FP1
 FP32 = verdict("clean", "clean", "Clean: 1e-8.", evidence="of FP32")
 
 
-def test_pairs_without_a_bug_are_one_verdict_that_opens_to_each() -> None:
-    [finding] = findings(judged(BF16, FP16, FP32))
-    assert (finding.label, finding.badge.words, finding.is_folded) == ("BF16, FP16 and FP32", "no bug", True)
-    assert finding.sentence == "Rounding is all that is left in BF16 and FP16; the two sides agree in FP32."
-    assert words(finding).splitlines() == [
+def test_pairs_of_one_verdict_are_one_that_opens_to_each() -> None:
+    rounding, exact = findings(judged(BF16, FP16, FP32))
+    assert (rounding.label, rounding.badge.words, rounding.is_folded) == ("BF16 and FP16", "precision", True)
+    assert rounding.sentence == "Rounding is all that is left in BF16 and FP16."
+    assert words(rounding).splitlines() == [
         "BF16: Precision: KL 1e-4.",
         "BF16: of BF16",
         "FP16: Precision: KL 1e-6.",
         "FP16: of FP16",
-        "FP32: Clean: 1e-8.",
-        "FP32: of FP32",
     ]
+    assert (exact.label, exact.badge.words, exact.is_folded) == ("FP32", "clean", True)
+    [both_clean] = findings(judged(FP32, FP32, FP32))
+    assert both_clean.badge.words == "clean"
+    assert both_clean.sentence == "The two sides agree in BF16, FP16 and FP32."
+
+
+def test_a_group_has_the_word_that_each_of_its_pairs_has() -> None:
+    routing = verdict("precision", "routing", "Experts differ.")
+    for summary in (judged(BF16, FP16, FP32), judged(routing, FP16, FP32), judged(routing, routing, FP32)):
+        of_label = {label: finding for finding in findings(summary) for label in names_of(finding)}
+        for pair in summary.pairs:
+            assert of_label[pair_label(pair)].badge == Badge.of_pair(pair)
+
+
+def names_of(finding: Finding) -> list[str]:
+    return re.split(", | and ", finding.label)
 
 
 def test_a_pair_alone_is_told_as_it_is() -> None:
@@ -93,7 +108,7 @@ def test_bugs_in_other_words_stay_apart() -> None:
 
 
 def test_many_pairs_are_counted_in_the_heading_and_named_in_the_sentence() -> None:
-    summary = judged(BF16, FP16, FP32)
+    summary = judged(BF16, BF16, BF16)
     pairs = [pair.model_copy(update={"infer": f"side-{n}"}) for n, pair in enumerate([*summary.pairs, *summary.pairs])]
     [finding] = findings(summary.model_copy(update={"pairs": pairs}))
     assert finding.label.endswith(" and 3 more")

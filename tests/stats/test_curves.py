@@ -67,6 +67,22 @@ def test_noise_alone_does_not_grow(size: int) -> None:
     assert kinds["flat"] >= 485, kinds
 
 
+@pytest.mark.parametrize("size", [12, 20, 40])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_few_smooth_values_that_rise_or_fall_are_no_noise_and_no_teeth(size: int, direction: int) -> None:
+    for curve in (np.arange(1, size + 1), 1.1 ** np.arange(size)):
+        shape = shape_of(1e-3 * curve[::direction])
+        assert shape.kind == ("growing" if direction == 1 else "falling")
+        assert max(shape.fold, 1 / shape.fold) > 1.5
+
+
+@pytest.mark.slow
+def test_a_few_values_of_a_random_walk_are_flat() -> None:
+    rng = np.random.default_rng(5)
+    kinds = Counter(shape_of(np.exp(np.cumsum(0.1 * rng.standard_normal(20)))).kind for _ in range(500))
+    assert kinds["flat"] >= 480, kinds
+
+
 def test_a_step_and_growth_are_placed() -> None:
     rng = np.random.default_rng(0)
     step = shape_of(np.exp(np.log(8) * (np.arange(100) >= 40) + noise("white", 100, rng)))

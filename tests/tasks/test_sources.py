@@ -112,7 +112,8 @@ def test_a_hub_data_set_without_the_package_names_the_extra_to_install(monkeypat
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        (["{"], r"line 1 of .* \(malformed JSON"),
+        (["{"], r"line 1 of [^ ]* cannot be read \(malformed JSON: [^()]* at column 2\)"),
+        (['{"prompt": ["a",'], r"line 1 of [^ ]* cannot be read \(malformed JSON: [^()]* at column 17\)"),
         (['{"prompt": "a\tb"}'], "Invalid control character at column 14"),
         (['{"prompt":' + "[" * 100_000], "line 1 .* nests deeper"),
         ([r'{"prompt": "\ud800"}'], "line 1 .* surrogate"),
@@ -131,6 +132,17 @@ def test_a_hub_data_set_without_the_package_names_the_extra_to_install(monkeypat
 def test_a_row_that_is_no_prompt_is_named_with_the_reason(jsonl, rows, sentence):
     with pytest.raises(UsageError, match=sentence):
         load(jsonl(*rows))
+
+
+def test_a_file_of_another_ending_and_a_folder_are_refused_as_what_they_are(tmp_path):
+    (tmp_path / "prompts.txt").write_text("Hi\n")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=r"is a file that ends in neither \.jsonl nor \.parquet; give --prompts"):
+        load(tmp_path / "prompts.txt")
+    with pytest.raises(UsageError, match="is a folder; give --prompts"):
+        load(tmp_path / "folder")
+    with pytest.raises(UsageError, match="is unknown; give --prompts a built-in task"):
+        load(tmp_path / "absent.txt")
 
 
 def test_fewer_prompts_than_asked_for_are_refused_with_their_number(jsonl):

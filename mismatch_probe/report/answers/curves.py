@@ -101,7 +101,9 @@ def _contradiction_lines(contradictions: Sequence[Contradiction]) -> Iterator[Li
 def _reading_notes(reading: CurveReading) -> Iterator[Lines]:
     lines = [f"note: {note}" for note in reading.notes]
     if reading.num_unknown:
-        lines.append(f"note: {write_many(reading.num_unknown, 'other metric')} of the log say nothing of the mismatch")
+        says = "says" if reading.num_unknown == 1 else "say"
+        metrics = write_many(reading.num_unknown, "other metric")
+        lines.append(f"note: {metrics} of the log {says} nothing of the mismatch")
     if lines:
         yield Lines(lines, "dim")
 

@@ -33,7 +33,7 @@ _WHAT_DECIDES = "FP32 against FP32 decides: a gap that stays there is a bug; a g
 _OF_A_LOG = "A log alone does not always tell rounding from a bug; with its checkpoint each cause can be computed."
 _OF_ITS_CHECKPOINT = "What the log's checkpoint showed stands first; what the log shows by itself follows."
 _MOST_NAMED = 4
-_NO_BUG = {
+_OF_FINE = {
     "clean": "the two sides agree in {}",
     "precision": "rounding is all that is left in {}",
     "routing": "experts are chosen otherwise by rounding in {}",
@@ -65,11 +65,11 @@ def _what_decides(pairs: Sequence[PairSummary]) -> str:
 
 
 def _pairs_by_verdict(pairs: Sequence[PairSummary]) -> list[list[PairSummary]]:
-    """Pairs of the same verdict: all that are fine, and bugs with the same words."""
+    """Pairs of the same verdict: those that are fine by their code, and bugs with the same words."""
     groups: dict[tuple[str, ...], list[PairSummary]] = {}
     for pair in pairs:
         verdict = pair.verdict
-        key = ("fine",) if _is_fine(pair) else (verdict.kind, verdict.code, verdict.sentence)
+        key = (verdict.kind, verdict.code, *([] if _is_fine(pair) else [verdict.sentence]))
         groups.setdefault(key, []).append(pair)
     return list(groups.values())
 
@@ -85,8 +85,8 @@ def _pairs_finding(pairs: Sequence[PairSummary], advice_above: Sequence[str]) ->
     return Finding(
         f"verdict-{pair_key(first)}",
         _label_of_pairs(pairs),
-        Badge("clean", "no bug") if is_merged else Badge.of_pair(first),
-        _no_bug(pairs) if is_merged else first.verdict.sentence,
+        Badge.of_pair(first),
+        _sentence_of_all(pairs) if is_merged else first.verdict.sentence,
         [(heading, items) for heading, items in lists if items],
         is_folded=is_fine,
     )
@@ -100,13 +100,12 @@ def _label_of_pairs(pairs: Sequence[PairSummary]) -> str:
     return join_names(labels)
 
 
-def _no_bug(pairs: Sequence[PairSummary]) -> str:
-    """`Rounding is all that is left in BF16 and FP16; the two sides agree in FP32.`"""
-    of_code: dict[str, list[str]] = {}
-    for pair in pairs:
-        of_code.setdefault(pair.verdict.code, []).append(pair_label(pair))
-    parts = [_NO_BUG.get(code, "no bug in {}").format(join_names(labels)) for code, labels in of_code.items()]
-    return f"{capital('; '.join(parts))}."
+def _sentence_of_all(pairs: Sequence[PairSummary]) -> str:
+    """`Rounding is all that is left in BF16 and FP16.`, of pairs of one code that are fine."""
+    sentence = _OF_FINE.get(pairs[0].verdict.code, "no bug in {}").format(
+        join_names([pair_label(pair) for pair in pairs])
+    )
+    return f"{capital(sentence)}."
 
 
 def _of_all(pairs: Sequence[PairSummary], advice_above: Sequence[str], *, with_sentences: bool) -> Lists:
