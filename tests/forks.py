@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -90,6 +91,16 @@ def fork_processes_of_vllm() -> None:
     """What vLLM spawns on a CPU is forked from this process, which has imported what each would for 15 seconds."""
     forking = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
+
+
+def as_torchrun() -> None:
+    """Have torchrun's rendezvous name its own methods without a look at every module, of which there are thousands."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    def method_name(depth: int = 2) -> str:
+        return sys._getframe(depth).f_code.co_name
+
+    dynamic_rendezvous.get_method_name = method_name
 
 
 def _describe_the_machine_once(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Names in the code are the words that docs/contributing.md asks for."""
 
 import ast
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -86,6 +87,16 @@ IN_TESTS = {"asked", "said", "told", "whole"}
 SHARED = {"_repr_html_", "_on_every_rank", "_finish", "_add"}
 """Private names of a protocol, of two classes with one interface, or of two methods of sibling classes."""
 ALIAS = re.compile(r"_?[A-Z][a-z]")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _uncollected() -> Iterator[None]:
+    """Millions of nodes are made and kept: the collector would go through them again and again."""
+    gc.disable()
+    yield
+    parsed.cache_clear()
+    names_of_things.cache_clear()
+    gc.enable()
 
 
 @cache

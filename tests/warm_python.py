@@ -25,7 +25,15 @@ from mismatch_probe.children.start import Job, Process, process_of, result_of
 from mismatch_probe.errors import ExitCode
 from tests.command_line import Answer
 from tests.cores import take_every_core
-from tests.forks import FORKS, ForkedServers, as_server_of_vllm, close_all_but, fork_processes_of_vllm, take_threads
+from tests.forks import (
+    FORKS,
+    ForkedServers,
+    as_server_of_vllm,
+    as_torchrun,
+    close_all_but,
+    fork_processes_of_vllm,
+    take_threads,
+)
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -190,6 +198,8 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
         _prepare(environment)
         if words[0].startswith("vllm."):
             as_server_of_vllm()
+        elif words[0] == "torch.distributed.run":
+            as_torchrun()
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0

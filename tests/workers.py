@@ -8,6 +8,7 @@ SHARING: Final = {
     "a real server": ("tests/servers/",),
     "vLLM in this process": (
         "tests/engines/",
+        "tests/headroom/test_before_training.py",
         "tests/localize/test_inside_vllm.py",
         "tests/tasks/test_demo_checkpoint.py",
         "tests/train/test_training_faults.py",

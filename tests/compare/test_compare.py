@@ -25,7 +25,7 @@ from tests.warm_python import WarmProcess, warm_process
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "48", "--vllm.enforce_eager", "true")
+SMALL = ("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24", "--vllm.enforce_eager", "true")
 
 
 def compare(*words: object, code: ExitCode = ExitCode.PASS) -> Answer:
@@ -58,7 +58,7 @@ def recorded(run: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def four_batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "four.toml"
-    path.write_text("[engine]\nbatch_sequences = 2\n[training]\nbatch_tokens = 512\n" + FEW.read_text())
+    path.write_text("[engine]\nbatch_sequences = 2\n[training]\nbatch_tokens = 256\n" + FEW.read_text())
     return path
 
 

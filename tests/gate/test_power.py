@@ -8,7 +8,7 @@ from benchmarks.coverage import DESIGNS
 from benchmarks.gate_power import ANY, PAIRED, Source, gated
 from mismatch_probe.records.answers import CheckAnswer
 
-REPEATS = 24
+REPEATS = 16
 OVER_LIMIT = (0.95, 1.15, 1.3)
 ONE_LOOK, EXTENDED = "256 sequences", "256, 512 and 1,024 sequences"
 WATCHED = (

@@ -1,5 +1,6 @@
 """What `headroom` says before training is what the guards of an FP16 run then see; vLLM samples."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,17 @@ from benchmarks.fp16_overflow import MODELS, Trained, examined, trained
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.records.examinations import Headroom
 
-STEPS = 6
+STEPS = 4
 """More than a guard needs: an overflow fires at the second step, and an update lost at each is most of so many."""
+MOST_TOKENS = 40
+"""Of a response; those of a model that never ends one need not be as long as in the report."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def looked_at_and_trained(number: int, folder: Path) -> tuple[Headroom, dict[str, Trained]]:
     """From half as many prompts as in the report: an overflow is in every response, or in none."""
-    model = MODELS[number]
+    model = replace(MODELS[number], max_new_tokens=min(MODELS[number].max_new_tokens, MOST_TOKENS))
     checkpoint = model.make(folder / "model")
     return examined(checkpoint, num_prompts=2), {
         dtype: trained(checkpoint, model, dtype, folder, steps=STEPS, prompts=4) for dtype in model.learns_in
@@ -51,5 +54,5 @@ def test_a_backward_pass_that_overflows_is_foretold_and_seen_at_the_second_updat
     assert headroom.plain is not None
     assert headroom.plain.first_nonfinite is None
     assert runs["fp16"].guards["overflow"] == 2
-    assert runs["fp16"].overflows >= 4
+    assert runs["fp16"].overflows >= 3
     assert runs["bf16"].overflows == 0

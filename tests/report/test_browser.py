@@ -17,6 +17,7 @@ PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dty
 MOST_SHEETS = 14
 PROBE = "<script>document.documentElement.dataset.ran = 'yes'</script>"
 IMAGE = "<img src=x onerror=\"document.documentElement.dataset.ran = 'yes'\">"
+IN_SIGHT = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
 BUTTONS_OF_FIGURES = "[...document.querySelectorAll('.key, .scale')].some((each) => each.checkVisibility())"
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -48,9 +49,23 @@ def report(tab: Tab, page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab
     return tab
 
 
-def hostile_page(payload: str) -> str:
+@pytest.fixture(scope="module")
+def unscrolled(tab: Tab, page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab:
+    """The page as it is some time after it was opened, when nobody has touched it."""
+    shown(tab, page, tmp_path_factory.mktemp("unscrolled"))
+    tab.wait(f"{IN_SIGHT}.length && {IN_SIGHT}.every((plot) => plot.querySelector('.main-svg'))")
+    return tab
+
+
+@pytest.fixture(scope="module")
+def hostile(tab: Tab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of what attacks and of what cannot be broken into lines, its drawings drawn in the widest window."""
+    payload = f"<b>bold</b>{PROBE}{IMAGE}{''.join(PAYLOADS.values())}{'x' * 300}"
     simulation = samples.Simulation(num_responses=16, longest=64, hostile=payload)
-    return render_html(samples.summary(PAIRS[:2], simulation), samples.manifest(PAIRS[:2], payload))
+    page = render_html(samples.summary(PAIRS[:2], simulation), samples.manifest(PAIRS[:2], payload))
+    folder = tmp_path_factory.mktemp("hostile")
+    shown(tab, page, folder).draw_all()
+    return folder / "page.html"
 
 
 def plot(anchor: str) -> str:
@@ -251,15 +266,13 @@ def test_numbers_are_sorted_by_what_they_are_worth(
         assert tab.run(column) == wanted + ["n/a"] * absent
 
 
-def test_the_browser_runs_nothing_that_a_model_wrote(tab: Tab, tmp_path: Path) -> None:
-    shown(tab, hostile_page(PROBE + IMAGE + "".join(PAYLOADS.values())), tmp_path).draw_all()
+def test_the_browser_runs_nothing_that_a_model_wrote(tab: Tab, hostile: Path) -> None:
     assert tab.run("document.documentElement.dataset.ran") is None
     assert "pwned" not in tab.run("document.title")
     assert tab.console == []
 
 
-def test_what_a_model_wrote_stays_text_where_it_is_pointed_at(tab: Tab, tmp_path: Path) -> None:
-    shown(tab, hostile_page(f"<b>bold</b>{PROBE}"), tmp_path).draw_all()
+def test_what_a_model_wrote_stays_text_where_it_is_pointed_at(tab: Tab, hostile: Path) -> None:
     drawing = plot("scatter-train-bf16-infer-bf16")
     point = f"{drawing}.data.findIndex((trace) => trace.customdata)"
     tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: {point}, pointNumber: 0}}])")
@@ -267,6 +280,15 @@ def test_what_a_model_wrote_stays_text_where_it_is_pointed_at(tab: Tab, tmp_path
     assert "<b>bold</b><script>" in tab.run(f"{drawing}.querySelector('.hovertext').textContent")
     assert tab.run(f"{drawing}.querySelector('.hovertext b, .hovertext script, .hovertext [style*=bold]')") is None
     assert tab.run("document.documentElement.dataset.ran") is None
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_never_scrolls_sideways(tab: Tab, hostile: Path, width: int) -> None:
+    if width < 1280:
+        tab.open(hostile, width)
+        tab.draw_all()
+    assert tab.run("document.documentElement.clientWidth") == width
+    assert tab.run("document.documentElement.scrollWidth") == width
 
 
 def test_the_policy_alone_stops_a_script_that_slipped_through(tab: Tab, page: str, tmp_path: Path) -> None:
@@ -316,32 +338,23 @@ def test_an_empty_cell_has_no_line_on_a_narrow_screen(
     assert tab.run("document.querySelector('table.stacked td').checkVisibility()") == is_seen
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_page_never_scrolls_sideways(tab: Tab, width: int, tmp_path: Path) -> None:
-    shown(tab, hostile_page("x" * 300), tmp_path, width).draw_all()
-    assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-
-
-def test_the_page_prints_on_few_sheets_with_its_drawings(tab: Tab, page: str, tmp_path: Path) -> None:
-    shown(tab, page, tmp_path)
-    tab.wait("document.querySelector('.main-svg')")
-    tab.run("dispatchEvent(new Event('beforeprint'))")
-    assert tab.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
-    printed = tab.pdf()
-    assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS
-
-
-def test_every_drawing_is_there_without_scrolling(tab: Tab, page: str, tmp_path: Path) -> None:
+def test_every_drawing_is_there_without_scrolling(unscrolled: Tab) -> None:
     """As in a picture of the whole page; what is folded opens on request."""
-    shown(tab, page, tmp_path)
-    visible = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
-    assert tab.run(f"{visible}.length") > 5
-    tab.wait(f"{visible}.every((plot) => plot.querySelector('.main-svg'))")
-    assert tab.run("scrollY") == 0
+    assert unscrolled.run(f"{IN_SIGHT}.length") > 5
+    assert unscrolled.run("scrollY") == 0
+    assert unscrolled.run("document.querySelectorAll('.plot:not(:has(.main-svg))').length") > 0
 
 
-def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(tab: Tab, page: str, tmp_path: Path) -> None:
-    shown(tab, page, tmp_path).draw_all()
+def test_the_page_prints_on_few_sheets_with_its_drawings(unscrolled: Tab) -> None:
+    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
+    assert unscrolled.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
+    printed = unscrolled.pdf()
+    assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS
+    unscrolled.run("dispatchEvent(new Event('afterprint'))")
+
+
+def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab) -> None:
+    tab = unscrolled
     tab.run("dispatchEvent(new Event('beforeprint'))")
     tab.call("Emulation.setEmulatedMedia", media="print")
     tab.run("document.body.style.width = '696px'")  # of a sheet; the window stays as it is when a page is printed

@@ -36,7 +36,9 @@ def test_a_firing_that_is_pointed_at_says_what_a_stranger_wrote_as_text(tab: Tab
     drawing = "document.querySelector('#plot-guards-run-1 .drawing')"
     tab.console.clear()
     tab.open(path)
-    tab.draw_all()
+    tab.run("document.querySelectorAll('.whole').forEach((fold) => (fold.open = true))")
+    tab.run("document.querySelector('#plot-guards-run-1').scrollIntoView()")
+    tab.wait(f"{drawing}?.querySelector('.main-svg')")
     tab.run(f"Plotly.Fx.hover({drawing}, [{{curveNumber: 0, pointNumber: 0}}])")
     tab.wait(f"{drawing}.querySelector('.hovertext')")
     hover_text = tab.run(f"{drawing}.querySelector('.hovertext').textContent")
