@@ -228,6 +228,12 @@ def _rows(source: str, flag: str) -> Iterator[PromptRow]:
         raise UsageError(f"prompt source {source!r} cannot be read ({error}); give {flag} another path") from error
     if path.suffix in READERS:
         return READERS[path.suffix](path, flag)
+    if is_there(path):
+        kind = "a folder" if path.is_dir() else "a file that ends in neither .jsonl nor .parquet"
+        raise UsageError(
+            f"prompt source {source!r} is {kind}; give {flag} a .jsonl file with a line "
+            '{"prompt": "..."} for each prompt, or a .parquet file with a column prompt'
+        )
     raise UsageError(
         f"prompt source {source!r} is unknown; give {flag} a built-in task ({', '.join(TASKS)}), "
         f"a {' or '.join(READERS)} file, {HUB_PREFIX}OWNER/NAME[:SPLIT], or {GYM_PREFIX}NAME"
