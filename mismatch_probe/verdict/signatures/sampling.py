@@ -140,8 +140,8 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
 
 def _is_at_places(disagreement: Disagreement, diff: Floats) -> bool:
     """Whether d is large at places of the context alone: a vocabulary is cut at all of them."""
-    seams, behind = period_of(disagreement), behind_a_place(disagreement)
-    places = [*([] if seams is None else [seams.at_phase]), *([] if behind is None else [behind])]
+    seams, from_a_place = period_of(disagreement), behind_a_place(disagreement)
+    places = [*([] if seams is None else [seams.at_phase]), *([] if from_a_place is None else [from_a_place])]
     sizes, uncertain = np.abs(diff), disagreement.uncertain
     return any(sizes[uncertain & ~at].mean() < ELSEWHERE * sizes[uncertain & at].mean() for at in places)
 
