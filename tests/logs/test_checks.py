@@ -110,12 +110,9 @@ def test_one_value_that_is_no_log_prob_is_counted(sound, column, value, code, le
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (np.exp, "are all between 0 and 1, as probabilities are: log their logarithms; above 0, at "),
-        (
-            lambda values: 3 - values,
-            "as log-probs without their minus sign are: log them with it; above 0, at 90 of 90",
-        ),
-        (lambda values: at(values, 4, 0.5), "are above 0, and no probability is above 1, at 1 of 90"),
+        (np.exp, "are above 0, as probabilities are (log their logarithms), at "),
+        (lambda values: 3 - values, "are above 0, as log-probs without their minus sign are (log them with it), at "),
+        (lambda values: at(values, 4, 0.5), "are above 0, and no probability is above 1, at 4 of 90"),
     ],
 )
 def test_a_column_of_the_wrong_sign_says_what_it_looks_like(sound, change, words):
