@@ -129,7 +129,7 @@ def prepare(
             "settings": content_key(recorded_settings.model_dump(mode="json")),
             "model": identity.fingerprint,
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
-            "prompts": content_key([_identity_of(prompt) for prompt in inputs.prompts]),
+            "prompts": content_key([identity_of_prompt(prompt) for prompt in inputs.prompts]),
             **adapters,
             **package_keys(packages),
             **decisive_keys(versions, hardware, variables),
@@ -172,7 +172,7 @@ def _with_images(settings: CompareSettings, prompts: Sequence[Prompt]) -> Compar
     )
 
 
-def _identity_of(prompt: EncodedPrompt) -> list[Any]:
+def identity_of_prompt(prompt: EncodedPrompt) -> list[Any]:
     """What makes a prompt this one: its ids, and the pixels of its images."""
     images = prompt.images
     return [prompt.prompt_id, prompt.token_ids, *([] if images is None else [images.pixels])]

@@ -91,7 +91,7 @@ class _ScoringStages:
         self._events = events
         columns = ["id", "sampler", "prompt_id", "prompt_token_ids", "token_ids"]
         rollouts = read_table(run.rollouts_path, columns=columns)
-        prompts = prompts_of(read_prompts(run, manifest.run_key)) if run.prompts_path.exists() else []
+        prompts = [] if manifest.images is None else prompts_of(read_prompts(run, manifest.run_key))
         self._prompt_images = images_of(prompts)
         sequences = sequences_of(rollouts, prompts)
         self._by_sampler: dict[str, list[TokenSequence]] = {}

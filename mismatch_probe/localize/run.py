@@ -269,7 +269,7 @@ def _require_text_alone(model: ModelIdentity) -> None:
     if model.sees_too:
         raise UsageError(
             f"localize looks into models of text alone, and {model.name} is a {model.architecture}, which sees or "
-            "hears too; compare measures its text part"
+            "hears too; compare measures such models"
         )
 
 

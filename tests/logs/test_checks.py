@@ -250,6 +250,28 @@ def test_padding_under_the_mask_is_seen(sound, side):
     assert findings_of(faulty)["padding_as_tokens"].evidence == {"responses": 6, "at": sound[0].where}
 
 
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_a_text_that_repeats_itself_is_no_padding_where_the_sampler_has_real_zeros(sound, is_sure):
+    """Alone in its nucleus at half of the tokens, then at each of a row; a trainer that is unsure there refutes it."""
+
+    def repeated(each):
+        real = np.where(np.arange(each.log_mu.size) % 2, each.log_mu, 0.0)
+        pi = np.where(real == 0, -1e-6, each.log_pi)
+        row = np.full(12, 0.0)
+        return replace(
+            each,
+            token_ids=np.concatenate([each.token_ids, np.full(12, 7, np.int32)]),
+            sampled=np.concatenate([each.sampled, row == 0]),
+            log_mu=np.concatenate([real, row]),
+            log_pi=np.concatenate([pi, row - (1e-6 if is_sure else 3.0)]),
+            log_ref=None,
+            entropy_nats=None,
+        )
+
+    found_codes = {finding.code for finding in checked([repeated(each) for each in sound]).findings()}
+    assert ("padding_as_tokens" in found_codes) != is_sure
+
+
 def test_checks_of_parts_add_up(sound):
     faulty = [replace(sound[0], log_pi=at(sound[0].log_pi, 4, -9999.0)), *sound[1:], sound[3]]
     complete_checks, parts = checked(faulty, vocabulary_size=260), checked(faulty[:2], vocabulary_size=260)

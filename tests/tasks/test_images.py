@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mismatch_probe.config.model import PromptSettings
+from mismatch_probe.compare.preparation import prepare
+from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.model import (
+    EngineSettings,
+    ExpertSettings,
+    ModelSettings,
+    PromptSettings,
+    TrainingPathSettings,
+)
+from mismatch_probe.engines.start import require_images
 from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.provenance.images import read_image
 from mismatch_probe.tasks import Prompt, encode_prompts, load_prompts, load_tokenizer
@@ -145,6 +154,22 @@ def test_a_checkpoint_without_a_processor_is_refused(seeing: Path, write: WriteR
     (blind / "processor_config.json").unlink()
     with pytest.raises(UsageError, match=r"the processor of .*blind cannot be loaded"):
         encode(blind, write({"type": "image", "image": "red.png"}))
+
+
+def test_servers_ranks_and_experts_take_text_alone(seeing: Path, write: WriteRow) -> None:
+    path = write({"type": "image", "image": "red.png"})
+    with pytest.raises(UsageError, match=r"the prompt holds an image, and the engine server takes none"):
+        require_images(EngineSettings(name="server", args={"url": "http://127.0.0.1:9"}), "the prompt")
+    require_images(EngineSettings(), "the prompt")
+    settings = CompareSettings(
+        model=ModelSettings(path=str(seeing)), pairs=(("fp32", "fp32"),), prompts=PromptSettings(source=str(path))
+    )
+    for changes, message in (
+        ({"training": TrainingPathSettings(ranks=2, device="cpu")}, "ranks take prompts of text alone"),
+        ({"experts": ExpertSettings(num_sequences=2)}, "experts are read in prompts of text alone"),
+    ):
+        with pytest.raises(UsageError, match=f"holds an image, and {message}"):
+            prepare(settings.model_copy(update=changes))
 
 
 @pytest.mark.slow
