@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:guards that a
 
 STEPS = 5
 SMALL = (
-    *("--model", "demo", "--task", "sums:terms=3", "--objective", "pg-seq-is", "--train-dtype", "bf16"),
-    *("--learning-rate", "1e-4", "--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-new-tokens", "32"),
+    *("--model", "demo", "--task", "copy:terms=2", "--objective", "pg-seq-is", "--train-dtype", "bf16"),
+    *("--learning-rate", "1e-4", "--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-new-tokens", "16"),
 )
 GUARDS_ON_SYNCS = ("stale-engine", "unsynced-weights", "other-weights", "engine-weights")
 
