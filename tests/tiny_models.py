@@ -15,11 +15,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BambaConfig,
+    CLIPVisionConfig,
     FalconH1Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
     LlamaConfig,
+    LlavaConfig,
+    LlavaProcessor,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
@@ -30,10 +33,22 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from mismatch_probe.training_path.loading import maker_of
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+IMAGE: Final = "<image>"
+_SEEING_TEMPLATE: Final = """\
+{%- for turn in messages -%}
+{%- if turn.content is string -%}{{ turn.content }}
+{%- else -%}
+{%- for part in turn.content -%}
+{%- if part.type == 'image' -%}<image>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}>"""
+"""A turn is its text, with the marker in the place of each image; what is behind is the start of an answer."""
 VOCAB_SIZE: Final = 320
 SLIDING_WINDOW: Final = 16
 
@@ -160,6 +175,39 @@ def make_checkpoint(
         _made[key] = Path(_home.name) / str(len(_made))
         _write(_made[key], (FAMILIES | HYBRIDS | WITH_EYES)[family](initializer_range=init_std, **config_changes), seed)
     return copytree(_made[key], Path(folder), dirs_exist_ok=True)
+
+
+def make_seeing_checkpoint(folder: Path) -> Path:
+    """Write a random LLaVA of FP32 weights exact in BF16 whose processor, tokenizer and template take images: an image
+    of 28 x 28 pixels is four tokens. Weights have the names of published checkpoints.
+    """
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": [IMAGE]})
+    tokenizer.chat_template = _SEEING_TEMPLATE
+    image_id = tokenizer.convert_tokens_to_ids(IMAGE)
+    eye = CLIPVisionConfig(**_EYE, num_hidden_layers=2, num_attention_heads=2, image_size=28, initializer_range=0.2)
+    text = FAMILIES["llama"](initializer_range=0.2)
+    config = LlavaConfig(
+        text_config=text.to_dict(),
+        vision_config=eye.to_dict(),
+        image_token_index=image_id,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    _write(folder, config, seed=0)
+    path = folder / "model.safetensors"
+    weights = {name.replace("vision_tower.", "vision_tower.vision_model."): t for name, t in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    sizes: dict[str, Any] = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    LlavaProcessor(
+        CLIPImageProcessorPil(**sizes),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token=IMAGE,
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
+    return folder
 
 
 def quantise_blocks(folder: Path, block: int = 128) -> Path:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from mismatch_probe.compare.continuation import as_prepared, in_present_form, side_keys
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.compare.preparation import Preparation, prepare
+from mismatch_probe.compare.preparation import Preparation, identity_of_prompt, prepare
 from mismatch_probe.compare.run import EventListener, advance, resume_run, start_run, write_summary
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import code_flags
@@ -76,8 +76,8 @@ def _require_own_extension(
             )
         },
         "settings": settings == new.settings,
-        "prompts": [(prompt.prompt_id, prompt.token_ids) for prompt in prompts]
-        == [(prompt.prompt_id, prompt.token_ids) for prompt in preparation.prompts[: len(prompts)]],
+        "prompts": list(map(identity_of_prompt, prompts))
+        == list(map(identity_of_prompt, preparation.prompts[: len(prompts)])),
     }
     changes = [name for name, is_same in same.items() if not is_same]
     if changes:
@@ -121,6 +121,7 @@ def _extended_manifest(manifest: Manifest, new: Manifest, num_before: int) -> Ma
                 for name, record in new.stages.items()
             },
             "extended_from": [*manifest.extended_from, num_before],
+            "images": new.images,
         }
     )
 

@@ -48,6 +48,7 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.base import CachedReplay, Engine, decoded_alone, scored_alone
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.images import images_of
 from mismatch_probe.records.legs import SequenceRouting, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
@@ -87,7 +88,9 @@ def run_engine(
         num_sequences=len(prompts) * settings.sampling.samples_per_prompt,
         trust_remote_code=side.model.trust_remote_code,
         seed=settings.sampling.seed,
+        num_images=max((len(images.paths) for images in images_of(prompts)), default=0),
     ) as engine:
+        engine.look_at(prompts)
         effective = engine.effective_settings()
         for settings_of_stage in (manifest.stages[stage.name].effective_settings for stage in job.stages):
             if settings_of_stage:
@@ -130,6 +133,7 @@ class _EngineStages:
         self._settings = manifest.settings
         self._engine = engine
         self._events = events
+        self._prompts = prompts
         self._sampling = SampleStage(side)
         self._requests = sample_requests(prompts, manifest.settings.sampling, side)
         size = manifest.settings.engine.batch_sequences
@@ -255,9 +259,9 @@ class _EngineStages:
             rollouts = read_table(self._run.rollouts_path)
             own_rollouts = rollouts.filter(pc.equal(rollouts["sampler"], self._sampling.side.sampler))
             if own_rollouts.num_rows:
-                return sequences_of(own_rollouts)
+                return sequences_of(own_rollouts, self._prompts)
         parts = self._run.parts(self._sampling.name, self._sampling.outputs)
-        return sequences_of(parts.read(len(self._sampling_batches), "rollouts"))
+        return sequences_of(parts.read(len(self._sampling_batches), "rollouts"), self._prompts)
 
 
 def run_engine_over_ranks(

@@ -21,7 +21,9 @@ from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import check_engine, with_typed_arguments, without_defaults
 from mismatch_probe.errors import MissingExtra, UsageError
-from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.provenance.images import images_of, processor_facts
+from mismatch_probe.records.manifest import ImagesInPrompts
+from mismatch_probe.records.sequences import EncodedPrompt, PromptImages
 from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for
 
 
@@ -30,6 +32,7 @@ class Inputs:
     prompts: list[EncodedPrompt]
     attention: Attention
     architectures: Architectures
+    images: ImagesInPrompts | None = None
 
 
 def checked_inputs(
@@ -65,11 +68,18 @@ def checked_inputs(
         when_killed="lower --num-prompts",
     )
     answer = run(job)
+    images = answer["images"]
     return Inputs(
-        prompts=[EncodedPrompt(**prompt) for prompt in answer["prompts"]],
+        images=None if images is None else ImagesInPrompts(**images),
+        prompts=[_prompt_of(prompt) for prompt in answer["prompts"]],
         attention=answer["attention"],
         architectures=Architectures.of_count(folders, answer["count"]),
     )
+
+
+def _prompt_of(values: dict[str, Any]) -> EncodedPrompt:
+    images = values.pop("images")
+    return EncodedPrompt(**values, images=None if images is None else PromptImages(**images))
 
 
 def _degrees_of_parallelism(settings: CompareSettings) -> list[int]:
@@ -88,7 +98,7 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     """The job of `checked_inputs`; its result is JSON."""
     from mismatch_probe.training_path import timing
     from mismatch_probe.training_path.fit import require_fit, require_layers
-    from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config
+    from mismatch_probe.training_path.loading import choose_attention, choose_device, load_config, require_sight
     from mismatch_probe.training_path.rank_sharding import require_divisible, require_gpus
 
     require_gpus(choose_device(question["device"]), question["ranks_here"])
@@ -101,12 +111,36 @@ def check(send: Send, question: dict[str, Any], prompts: str) -> dict[str, Any]:
     if question["by_layer"]:
         require_layers(folder, config)
     checked_prompts = [Prompt(**prompt) for prompt in json.loads(prompts)]
+    with_image = next((prompt for prompt in checked_prompts if prompt.images), None)
+    if with_image is not None:
+        require_sight(folder, config, with_image.label)
     tokenizer = tokenizer_for(checked_prompts, question["folder"], trust_remote_code=trust_remote_code)
     encoded_prompts = encode_prompts(
-        checked_prompts, tokenizer, question["chat_template"], question["vocabulary"], question["context_length"]
+        checked_prompts,
+        tokenizer,
+        question["chat_template"],
+        question["vocabulary"],
+        question["context_length"],
+        folder,
     )
-    counts = timing.count(question["folders"], trust_remote_code)
-    return {"prompts": [asdict(prompt) for prompt in encoded_prompts], "attention": attention, "count": counts}
+    return {
+        "prompts": [asdict(prompt) for prompt in encoded_prompts],
+        "images": _images_of_prompts(folder, encoded_prompts),
+        "attention": attention,
+        "count": timing.count(question["folders"], trust_remote_code),
+    }
+
+
+def _images_of_prompts(folder: Path, prompts: Sequence[EncodedPrompt]) -> dict[str, Any] | None:
+    images = images_of(prompts)
+    if not images:
+        return None
+    return {
+        "num_prompts": len(images),
+        "num_images": sum(len(each.paths) for each in images),
+        "num_tokens": sum(each.num_tokens for each in images),
+        "processor": processor_facts(folder),
+    }
 
 
 _FLASH_ATTENTION: Final = ("flash_attn", "kernels")

@@ -17,7 +17,15 @@ from mismatch_probe.config.model import EngineSettings, ExpertSettings, ModelSet
 from mismatch_probe.config.resuming import with_one_spelling
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.engines.start import ENGINES, Start, check_room, engine_provider, reach, rehearsal
+from mismatch_probe.engines.start import (
+    ENGINES,
+    Start,
+    check_room,
+    engine_provider,
+    reach,
+    rehearsal,
+    require_images,
+)
 from mismatch_probe.errors import (
     INSTALL_ENGINES,
     INSTALL_SERVER,
@@ -32,7 +40,7 @@ from mismatch_probe.provenance.environment import content_key, decisive_keys, pa
 from mismatch_probe.provenance.stored_tensors import adapter_keys
 from mismatch_probe.records.manifest import CheckpointDifference, Manifest, ModelIdentity, StageRecord
 from mismatch_probe.records.sequences import EncodedPrompt
-from mismatch_probe.tasks import check_lengths, load_prompts, resolve_model
+from mismatch_probe.tasks import Prompt, check_lengths, load_prompts, resolve_model
 from mismatch_probe.verdict.preflight.facts import has_experts
 
 _BATCH_SEQUENCES = 256
@@ -79,6 +87,8 @@ def prepare(
     folders = {settings.model.path: folder, **_checkpoint_folders(settings)}
     config = checkpoint.read_config(folder)
     context_length = checkpoint.context_length(config)
+    prompts = load_prompts(settings.prompts, seed=settings.sampling.seed, takes_images=True)
+    settings = _with_images(settings, prompts)
     starts = [
         (str(folders[mu.model.path]), mu.dtype, mu.engine)
         for mu in settings.infer_sides
@@ -90,6 +100,7 @@ def prepare(
         settings.sampling,
         max_model_len=min(settings.sampling.max_new_tokens + 2, context_length or sys.maxsize),
         trust_remote_code=settings.model.trust_remote_code,
+        num_images=max(len(prompt.images) for prompt in prompts),
     )
     adapters = adapter_keys(side.adapter for side in (*settings.infer_sides, *settings.train_sides))
     no_refusals: dict[int, MismatchProbeError] = {}
@@ -99,7 +110,6 @@ def prepare(
         identity = identities.pop(settings.model.path)
         _require_same_vocabulary(identity, config, identities.values())
         checkpoint_differences = _checkpoint_differences(settings, folders)
-        prompts = load_prompts(settings.prompts, seed=settings.sampling.seed)
         inputs = checked_inputs(settings, folders, prompts, checkpoint.vocab_size(config), context_length)
         _require_room_for_responses(settings, inputs.prompts, context_length)
     own_engines = [mu for mu in settings.infer_sides if mu.engine is not None and mu.is_computed_here]
@@ -119,7 +129,7 @@ def prepare(
             "settings": content_key(recorded_settings.model_dump(mode="json")),
             "model": identity.fingerprint,
             **{f"checkpoint {path}": other.fingerprint for path, other in identities.items()},
-            "prompts": content_key([[prompt.prompt_id, prompt.token_ids] for prompt in inputs.prompts]),
+            "prompts": content_key([identity_of_prompt(prompt) for prompt in inputs.prompts]),
             **adapters,
             **package_keys(packages),
             **decisive_keys(versions, hardware, variables),
@@ -129,10 +139,43 @@ def prepare(
         environment=variables,
         git=environment.git_state(),
         left_out=refused_sides,
+        images=inputs.images,
         fp16_refused=next((str(error) for number, error in refusals.items() if number >= len(own_engines)), None),
         stages={stage.name: StageRecord() for stage in make_plan(recorded_settings).stages},
     )
     return Preparation(manifest, inputs.prompts, inputs.architectures)
+
+
+def _with_images(settings: CompareSettings, prompts: Sequence[Prompt]) -> CompareSettings:
+    """The settings of a run whose prompts may hold images: whole distributions are measured on contexts of text alone.
+
+    Raises:
+        UsageError: a side or a setting takes no images.
+    """
+    label = next((prompt.label for prompt in prompts if prompt.images), None)
+    if label is None:
+        return settings
+    for mu in settings.infer_sides:
+        assert mu.engine is not None
+        require_images(mu.engine, label)
+    if any(side.num_ranks for side in (*settings.infer_sides, *settings.train_sides)):
+        raise UsageError(f"{label} holds an image, and ranks take prompts of text alone; leave ranks out")
+    if settings.experts.num_sequences:
+        raise UsageError(
+            f"{label} holds an image, and experts are read in prompts of text alone; leave experts.num_sequences out"
+        )
+    return settings.model_copy(
+        update={
+            "full_vocabulary": settings.full_vocabulary.model_copy(update={"positions": 0}),
+            "experts": settings.experts.model_copy(update={"num_sequences": 0}),
+        }
+    )
+
+
+def identity_of_prompt(prompt: EncodedPrompt) -> list[Any]:
+    """What makes a prompt this one: its ids, and the pixels of its images."""
+    images = prompt.images
+    return [prompt.prompt_id, prompt.token_ids, *([] if images is None else [images.pixels])]
 
 
 def _fp16_start(starts: Sequence[Start]) -> list[Start]:

@@ -41,10 +41,12 @@ from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
+from mismatch_probe.provenance.images import BOTH_WAYS, images_of, processor_facts
+from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.records.tables import leg_table, read_table, sequences_of
+from mismatch_probe.records.tables import leg_table, prompts_of, read_table, sequences_of
 from mismatch_probe.training_path.batching import plan_batches
 from mismatch_probe.training_path.by_layer_model import fit_in_memory, why_by_layer
 from mismatch_probe.training_path.by_layer_scorer import HiddenStates, LayerByLayerScorer
@@ -87,9 +89,13 @@ class _ScoringStages:
         self._run = run
         self._manifest = manifest
         self._events = events
-        rollouts = read_table(run.rollouts_path, columns=["id", "sampler", "prompt_token_ids", "token_ids"])
+        columns = ["id", "sampler", "prompt_id", "prompt_token_ids", "token_ids"]
+        rollouts = read_table(run.rollouts_path, columns=columns)
+        prompts = [] if manifest.images is None else prompts_of(read_prompts(run, manifest.run_key))
+        self._prompt_images = images_of(prompts)
+        sequences = sequences_of(rollouts, prompts)
         self._by_sampler: dict[str, list[TokenSequence]] = {}
-        for sampler, sequence in zip(rollouts["sampler"].to_pylist(), sequences_of(rollouts), strict=True):
+        for sampler, sequence in zip(rollouts["sampler"].to_pylist(), sequences, strict=True):
             self._by_sampler.setdefault(sampler, []).append(sequence)
 
     def run(self, side: Side, stages: list[TrainingStage]) -> None:
@@ -114,7 +120,7 @@ class _ScoringStages:
             return
         with scorer:
             for stage in stages:
-                settings = {**scorer.effective_settings(), **self._agreement(stage, scorer)}
+                settings = {**scorer.effective_settings(), **self._agreement(stage, scorer), **self._images(scorer)}
                 send_event(self._events, EffectiveSettings(stage=stage.name, settings=settings))
                 if isinstance(stage, FullVocabularyStage):
                     sequences = self._by_sampler[stage.mu.sampler]
@@ -138,6 +144,15 @@ class _ScoringStages:
         sequences = list(chain.from_iterable(self._by_sampler[name] for name in stage.samplers))
         rows = repeated_rows(sequences, _RESPONSES_OF_AGREEMENT)
         return {AGREEMENT: scorer.agreement_with_itself([sequences[row] for row in rows])}
+
+    def _images(self, scorer: Scorer | RanksScorer) -> dict[str, Any]:
+        """The setting that says how images are prepared and seen; none where no prompt holds any."""
+        if not self._prompt_images or not isinstance(scorer, Scorer):
+            return {}
+        first = self._prompt_images[0]
+        sees_both_ways = BOTH_WAYS in scorer.image_inputs(first, first.num_prompt)
+        attention = "both ways" if sees_both_ways else "causal"
+        return {"images": {"attention": attention, **processor_facts(Path(first.folder))}}
 
     def _load_model(self, side: Side, stages: list[TrainingStage]) -> Scorer | RanksScorer:
         assert side.training is not None

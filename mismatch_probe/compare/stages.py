@@ -211,7 +211,11 @@ def scored_with_starts(score: ScoreFunction, batch: Sequence[TokenSequence]) -> 
 def with_starts(batch: Sequence[TokenSequence]) -> list[TokenSequence]:
     """The sequences as if all of a prompt but its first token were response."""
     return [
-        TokenSequence(sequence.id, sequence.prompt_token_ids[:1], [*sequence.prompt_token_ids[1:], *sequence.token_ids])
+        replace(
+            sequence,
+            prompt_token_ids=sequence.prompt_token_ids[:1],
+            token_ids=[*sequence.prompt_token_ids[1:], *sequence.token_ids],
+        )
         for sequence in batch
     ]
 

@@ -13,8 +13,16 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.host import Closing
+from mismatch_probe.provenance.images import images_of
 from mismatch_probe.records.legs import SequenceRouting
-from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import (
+    EncodedPrompt,
+    FloatArray,
+    SampledSequence,
+    SampleRequest,
+    ScoredSequence,
+    TokenSequence,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +79,8 @@ class EngineStart:
     """Entered around every computation of an engine that runs eagerly in this process: a trainer on a CPU can give both
     sides the same matrix products.
     """
+    num_images: int = 0
+    """The most images that a prompt holds."""
 
 
 class EngineProvider(Protocol):
@@ -93,6 +103,8 @@ class EngineProvider(Protocol):
 
     packages: tuple[str, ...] = ()
     """Modules that must be there besides torch and transformers."""
+    takes_images: bool = False
+    """Whether its engine has a `look_at` of its own, and takes prompts and sequences that hold images."""
     preload: Preload = "training"
     """The imports that its processes are forked from: `training` has torch and transformers."""
 
@@ -157,6 +169,17 @@ class Engine(Closing):
 
     on_finished: Callable[[int, int], None] | None = None
     """Called during a call with how many of its requests are done, and how many there are."""
+
+    def look_at(self, prompts: Sequence[EncodedPrompt]) -> None:
+        """Prepare the images of the prompts as for sampling, and add to the effective settings what became of them
+        (`images`). It is called before anything is sampled, where any prompt holds images.
+
+        Raises:
+            UsageError: the engine takes no images, or makes another number of placeholders of them.
+            EngineError: the engine failed.
+        """
+        if images_of(prompts):
+            raise UsageError("prompts hold images, and this engine takes none; give prompts of text")
 
     @abstractmethod
     def sample(self, requests: Sequence[SampleRequest], sampling: SamplingSettings) -> list[SampledSequence]:

@@ -59,12 +59,35 @@ def start_engine(
     trust_remote_code: bool = False,
     seed: int = 0,
     products: Products = nullcontext,
+    num_images: int = 0,
 ) -> Engine:
     """Start the engine that `engine.name` names; arguments as in `EngineStart`, errors as of `EngineProvider.start`."""
     how = EngineStart(
-        checkpoint, dtype, engine, sampling, max_model_len, num_sequences, revision, trust_remote_code, seed, products
+        checkpoint,
+        dtype,
+        engine,
+        sampling,
+        max_model_len,
+        num_sequences,
+        revision,
+        trust_remote_code,
+        seed,
+        products,
+        num_images,
     )
     return engine_provider(engine.name).start(how)
+
+
+def require_images(engine: EngineSettings, label: str) -> None:
+    """
+    Raises:
+        UsageError: the engine takes no prompts with images, of which `label` names one.
+    """
+    if not getattr(engine_provider(engine.name), "takes_images", False):
+        raise UsageError(
+            f"{label} holds an image, and the engine {engine.name} takes none from this tool; give prompts of text, or "
+            "let vLLM run here"
+        )
 
 
 Holder = TypeVar("Holder", EngineSettings, InferSide)
@@ -141,7 +164,12 @@ Start = tuple[str, Dtype, EngineSettings]
 
 @contextmanager
 def rehearsal(
-    starts: Sequence[Start], sampling: SamplingSettings, *, max_model_len: int, trust_remote_code: bool = False
+    starts: Sequence[Start],
+    sampling: SamplingSettings,
+    *,
+    max_model_len: int,
+    trust_remote_code: bool = False,
+    num_images: int = 0,
 ) -> Iterator[dict[int, MismatchProbeError]]:
     """While the body runs, a process of its own configures the engine for each start, short of loading the model.
 
@@ -154,6 +182,7 @@ def rehearsal(
         "sampling": sampling.model_dump(mode="json"),
         "max_model_len": max_model_len,
         "trust_remote_code": trust_remote_code,
+        "num_images": num_images,
     }
     job = Job(
         name=f"configuring {name}",

@@ -332,6 +332,8 @@ def load_gate(source: GateSource, flag: str = "--config") -> GateFile:
 def parse_gate(content: Mapping[str, Any], where: str) -> GateFile:
     """Build the gate of a file that was parsed; `where` names the file in messages. Raises as `load_gate`."""
     unknown = sorted(content.keys() - {"gate"})
+    if unknown and not isinstance(content[unknown[0]], Mapping | list):
+        raise UsageError(f"{where}: setting {unknown[0]!r} stands before any table; write it below [gate]")
     if unknown:
         raise UsageError(f"{where}: table {unknown[0]!r} is unknown; a gate file has [gate] and [[gate.check]]")
     gate = content.get("gate")

@@ -171,7 +171,8 @@ def check_finished(manifest: Manifest, path: Path, where: str) -> None:
     """
     unfinished_stages = [name for name, stage in manifest.stages.items() if stage.state not in ("done", "skipped")]
     if unfinished_stages or not manifest.stages:
-        what = f"{', '.join(unfinished_stages)} not done" if unfinished_stages else "it has no stage"
+        count = f"{len(unfinished_stages)} of its {len(manifest.stages)} stages are not done"
+        what = f"{count}, {unfinished_stages[0]} the first of them" if unfinished_stages else "it has no stage"
         raise BrokenRecord(f"{where} is unfinished ({what}): {go_on(path)}")
 
 

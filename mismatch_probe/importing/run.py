@@ -259,10 +259,11 @@ def _write_log_run(
         choice_checks.add(response)
         version_checks.add(response)
         choices.add(response)
+        kept = None if response.kept is None else response.kept.singles()
         response = replace(response, experts=None, kept=None)
         prompt_id = census.add(response)
         row_partitions.add(prompt_id, response)
-        checks.add(response)
+        checks.add(replace(response, kept=kept))
         joined_turn = turn_checks.add(response)
         if joined_turn is not None:
             joined_partitions.add(prompt_id, joined_turn)

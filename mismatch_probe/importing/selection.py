@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count
+from mismatch_probe.provenance.checkpoint import placeholder_ids
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.sequences import Ints, Mask
 
@@ -159,10 +160,6 @@ def responses_of_step(rollouts: pa.Table, run: Path, step: int | None) -> pa.Tab
     return rollouts.filter(pc.equal(rollouts["step"], step)).combine_chunks()
 
 
-_PLACEHOLDERS: Final = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-"""Keys of a checkpoint's configuration that name the token of an image's or a film's patches."""
-
-
 def without_images(rollouts: pa.Table, config: Mapping[str, Any], run: Path) -> tuple[pa.Table, list[LogFinding]]:
     """The responses whose contexts hold no image, and the finding on the others; config: the checkpoint's. A
     placeholder that the policy sampled shows no image.
@@ -170,7 +167,7 @@ def without_images(rollouts: pa.Table, config: Mapping[str, Any], run: Path) -> 
     Raises:
         UsageError: every response holds one.
     """
-    ids = sorted({config[key] for key in _PLACEHOLDERS if isinstance(config.get(key), int)})
+    ids = placeholder_ids(config)
     if not ids or not rollouts.num_rows:
         return rollouts, []
     counts = _count_of_rows(rollouts["prompt_token_ids"], ids)

@@ -26,8 +26,16 @@ from mismatch_probe.engines.vllm.inside import record_activations as record_engi
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.workspace import JobInput, JobNotes, TrialNotes, Workspace, activation_batches
 from mismatch_probe.records.findings import Intervention, Interventions
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer, write_sums
-from mismatch_probe.records.tables import leg_table, prompts_of, read_table, rollouts_table, sequences_of, write_table
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
+from mismatch_probe.records.tables import (
+    leg_table,
+    prompts_of,
+    read_table,
+    rollouts_table,
+    sequences_of,
+    write_sums,
+    write_table,
+)
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import k3_terms

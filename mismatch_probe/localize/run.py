@@ -39,8 +39,8 @@ from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
 from mismatch_probe.records.findings import Interventions, Localization, PlaceError, RouterDecisions, SideError
 from mismatch_probe.records.manifest import ModelIdentity
-from mismatch_probe.records.sequences import BLOCK, ErrorSums, PlaceSums, RouterSums, SideSums, read_sums
-from mismatch_probe.records.tables import prompts_table, read_table, sequences_of, write_table
+from mismatch_probe.records.sequences import BLOCK, ErrorSums, PlaceSums, RouterSums, SideSums
+from mismatch_probe.records.tables import prompts_table, read_sums, read_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Interval, Scale, ratio
 from mismatch_probe.stats.metrics import k3_terms
@@ -269,7 +269,7 @@ def _require_text_alone(model: ModelIdentity) -> None:
     if model.sees_too:
         raise UsageError(
             f"localize looks into models of text alone, and {model.name} is a {model.architecture}, which sees or "
-            "hears too; compare measures its text part"
+            "hears too; compare measures such models"
         )
 
 

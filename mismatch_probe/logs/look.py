@@ -4,7 +4,7 @@ import os
 import pickle
 import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -207,8 +207,16 @@ _LOOKS: Final = {
 
 _OF_OTHER_PROGRAMS: Final = frozenset({"wandb", "tensorboard", "mlflow", "swanlab", "__pycache__"})
 """Folders that trackers keep next to a log, some with links of their own."""
-_OF_RUNS: Final = frozenset({"manifest.json", "rollouts.parquet", "legs"})
-"""What a run directory of this tool holds: an imported one has a copy of its log."""
+_OF_RUNS: Final = (
+    frozenset({"manifest.json", "rollouts.parquet", "legs"}),
+    frozenset({"manifest.json", "prompts.parquet", "parts"}),
+)
+"""What a run directory of this tool holds, and an unfinished one: an imported one has a copy of its log."""
+
+
+def is_run(names: Set[str]) -> bool:
+    """Whether a folder with these names in it is a run directory of this tool."""
+    return any(names_of_run <= names for names_of_run in _OF_RUNS)
 
 
 class NoLogError(UsageError):
@@ -260,7 +268,7 @@ def _files_below(folder: Path) -> list[Path]:
         try:
             with os.scandir(folder_now) as folder_entries:
                 entries = list(folder_entries)
-                if folder_now != str(folder) and _OF_RUNS.issubset(entry.name for entry in entries):
+                if folder_now != str(folder) and is_run({entry.name for entry in entries}):
                     continue
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in _OF_OTHER_PROGRAMS:

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.reading import Unreadable, as_object, open_file, parse_json, read_json
@@ -266,6 +266,15 @@ def vocab_size(config: dict[str, Any]) -> int | None:
     """How many token ids the model knows, None where the config does not say."""
     size = text_config(config).get("vocab_size")
     return size if type(size) is int and size > 0 else None
+
+
+_PLACEHOLDERS: Final = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+"""Keys that name the token of an image's or a film's patches."""
+
+
+def placeholder_ids(config: Mapping[str, Any]) -> list[int]:
+    """The tokens that stand for parts of images and films; none of a model of text alone."""
+    return sorted({config[key] for key in _PLACEHOLDERS if isinstance(config.get(key), int)})
 
 
 def architecture(config: dict[str, Any]) -> str:

@@ -204,6 +204,18 @@ class ModelIdentity(Entry):
     """Images or sounds besides; its text part is computed."""
 
 
+class ImagesInPrompts(Entry):
+    """The images of a run's prompts, of which both sides get the same pixels."""
+
+    num_prompts: int
+    """That hold any."""
+    num_images: int
+    num_tokens: int
+    """Placeholders of all prompts."""
+    processor: dict[str, Any]
+    """Of the run's checkpoint: its class, and its settings for images."""
+
+
 class StageRecord(Entry):
     """One stage's progress; `effective_settings` were read back from what ran, not copied from the request."""
 
@@ -280,6 +292,8 @@ class Manifest(Entry):
     """Why the engine cannot compute in FP16, where it has a side in BF16 and none was asked for in FP16."""
     log: LogOrigin | None = None
     """What the run was imported from, None where its responses were sampled."""
+    images: ImagesInPrompts | None = None
+    """None where no prompt holds any."""
     stages: dict[str, StageRecord] = {}
     extended_from: list[int] = []
     """How many prompts the run had before each time that a gate asked for more."""

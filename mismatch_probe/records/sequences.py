@@ -7,18 +7,36 @@ pass computes for its own sake.
 
 import re
 from collections.abc import Container, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from mismatch_probe.reading import flat, nest_names
-from mismatch_probe.records.files import replacing
-
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """The images of a prompt, and what the processor of the run's checkpoint made of them."""
+
+    folder: str
+    """Of the checkpoint."""
+    paths: list[str]
+    digests: list[str]
+    """SHA-256 of each file."""
+    pixels: str
+    """SHA-256 of the pixel values of all images in FP32, in their order."""
+    num_tokens: int
+    """Placeholders in the prompt."""
+    num_prompt: int
+    """Tokens of the whole prompt."""
+    text: str
+    """What the processor was given: the template's text, with one marker an image."""
+    engine_token_ids: list[int]
+    """Of that text, before any marker became placeholders."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,7 @@ class EncodedPrompt:
     token_ids: list[int]
     text: str
     answer: str | None = None
+    images: PromptImages | None = None
     where: str | None = field(default=None, compare=False)
     """It was read from, `line 3 of FILE`."""
 
@@ -57,6 +76,8 @@ class TokenSequence:
     id: str
     prompt_token_ids: list[int]
     token_ids: list[int]
+    images: PromptImages | None = field(default=None, compare=False)
+    """Of the prompt, however many of its tokens count as response."""
 
     @property
     def num_tokens(self) -> int:
@@ -236,6 +257,11 @@ class KeptSets:
         """Of each set [T]."""
         return np.diff(self.ends, prepend=0)
 
+    def singles(self) -> "KeptSets":
+        """Without the sets of several ids, whose tokens then have none."""
+        is_single = self.sizes == 1
+        return KeptSets(self.ids[self.ends[is_single] - 1], np.cumsum(is_single))
+
     def of(self, tokens: slice) -> "KeptSets":
         """The sets of some tokens in a row, without log-probs."""
         start = int(self.ends[tokens.start - 1]) if tokens.start else 0
@@ -369,32 +395,3 @@ class RouterSums:
     infer: Floats
     train: Floats
     sides: Floats
-
-
-def write_sums(path: Path, places: list[PlaceSums], routers: list[RouterSums]) -> None:
-    """Write everything as one npz file, whole or not at all."""
-    tables = {f"places.{number}": asdict(place) for number, place in enumerate(places)}
-    tables |= {f"routers.{number}": asdict(router) for number, router in enumerate(routers)}
-    arrays = {name: np.asarray(-1 if value is None else value) for name, value in flat(tables)}
-    with replacing(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
-    with np.load(path, allow_pickle=False) as arrays:
-        tables = nest_names({name: arrays[name] for name in arrays.files})
-    places, routers = (list(tables.get(kind, {}).values()) for kind in ("places", "routers"))
-    return [_place(**place) for place in places], [
-        RouterSums(**{**router, "layer": int(router["layer"])}) for router in routers
-    ]
-
-
-def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
-    infer, train = (_side(**sides[side]) for side in ("infer", "train"))
-    return PlaceSums(None if layer < 0 else int(layer), str(place), infer, train, ErrorSums(**between))
-
-
-def _side(
-    total: dict[str, Floats], own: dict[str, Floats], own_by_number: dict[str, Floats], between_parts: dict[str, Floats]
-) -> SideSums:
-    return SideSums(ErrorSums(**total), ErrorSums(**own), OwnSums(**own_by_number), OwnSums(**between_parts))

@@ -1,7 +1,9 @@
-"""The parquet files of a run: schemas, rows, reading and writing."""
+"""The parquet files of a run: schemas, rows, reading and writing; and the sums of errors at every place."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord, message_of
-from mismatch_probe.reading import storable
+from mismatch_probe.reading import flat, nest_names, storable
 from mismatch_probe.records.digests import require_own_digests, with_digests
 from mismatch_probe.records.files import go_on, open_to_read, replacing
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
+    ErrorSums,
+    Floats,
+    OwnSums,
+    PlaceSums,
+    PromptImages,
+    RouterSums,
     SampledSequence,
     SampleRequest,
     ScoredSequence,
+    SideSums,
     TokenSequence,
     leg_columns,
 )
@@ -33,6 +42,8 @@ PROMPTS = pa.schema(
         pa.field("answer", pa.string()),
     ]
 )
+IMAGES = pa.field("images", pa.string())
+"""The column that a file of prompts has where any prompt holds images, each as JSON."""
 
 ROLLOUTS = pa.schema(
     [
@@ -163,22 +174,27 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def prompts_table(prompts: Sequence[EncodedPrompt]) -> pa.Table:
-    return pa.table(
-        {
-            "prompt_id": [prompt.prompt_id for prompt in prompts],
-            "prompt_token_ids": [prompt.token_ids for prompt in prompts],
-            "text": [storable(prompt.text) for prompt in prompts],
-            "answer": [prompt.answer for prompt in prompts],
-        },
-        schema=PROMPTS,
-    )
+    columns = {
+        "prompt_id": [prompt.prompt_id for prompt in prompts],
+        "prompt_token_ids": [prompt.token_ids for prompt in prompts],
+        "text": [storable(prompt.text) for prompt in prompts],
+        "answer": [prompt.answer for prompt in prompts],
+    }
+    if not any(prompt.images for prompt in prompts):
+        return pa.table(columns, schema=PROMPTS)
+    images = [None if prompt.images is None else json.dumps(asdict(prompt.images)) for prompt in prompts]
+    return pa.table(columns | {"images": images}, schema=PROMPTS.append(IMAGES))
 
 
 def prompts_of(table: pa.Table) -> list[EncodedPrompt]:
     return [
-        EncodedPrompt(row["prompt_id"], row["prompt_token_ids"], row["text"], row["answer"])
+        EncodedPrompt(row["prompt_id"], row["prompt_token_ids"], row["text"], row["answer"], _images(row.get("images")))
         for row in table.to_pylist()
     ]
+
+
+def _images(text: str | None) -> PromptImages | None:
+    return None if text is None else PromptImages(**json.loads(text))
 
 
 def rollouts_table(requests: Sequence[SampleRequest], responses: Sequence[SampledSequence], sampler: str) -> pa.Table:
@@ -198,12 +214,13 @@ def rollouts_table(requests: Sequence[SampleRequest], responses: Sequence[Sample
     )
 
 
-def sequences_of(table: pa.Table) -> list[TokenSequence]:
+def sequences_of(table: pa.Table, prompts: Sequence[EncodedPrompt] = ()) -> list[TokenSequence]:
+    """The responses of a table, with the images of those `prompts` that hold any."""
+    images = {prompt.prompt_id: prompt.images for prompt in prompts if prompt.images is not None}
+    names = table["prompt_id"].to_pylist() if images else [""] * table.num_rows
     columns = table.select(["id", "prompt_token_ids", "token_ids"]).to_pydict()
-    return [
-        TokenSequence(*row)
-        for row in zip(columns["id"], columns["prompt_token_ids"], columns["token_ids"], strict=True)
-    ]
+    rows = zip(columns["id"], columns["prompt_token_ids"], columns["token_ids"], map(images.get, names), strict=True)
+    return [TokenSequence(*row) for row in rows]
 
 
 def ids_key(prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> int:
@@ -261,3 +278,32 @@ def in_order(table: pa.Table, ids: Sequence[str]) -> pa.Table:
 
 def _numbers(values: npt.NDArray[Any] | None, kind: type[np.number]) -> npt.NDArray[Any] | None:
     return None if values is None else np.asarray(values, dtype=kind)
+
+
+def write_sums(path: Path, places: list[PlaceSums], routers: list[RouterSums]) -> None:
+    """Write everything as one npz file, whole or not at all."""
+    tables = {f"places.{number}": asdict(place) for number, place in enumerate(places)}
+    tables |= {f"routers.{number}": asdict(router) for number, router in enumerate(routers)}
+    arrays = {name: np.asarray(-1 if value is None else value) for name, value in flat(tables)}
+    with replacing(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_sums(path: Path) -> tuple[list[PlaceSums], list[RouterSums]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        tables = nest_names({name: arrays[name] for name in arrays.files})
+    places, routers = (list(tables.get(kind, {}).values()) for kind in ("places", "routers"))
+    return [_place(**place) for place in places], [
+        RouterSums(**{**router, "layer": int(router["layer"])}) for router in routers
+    ]
+
+
+def _place(layer: Floats, place: Floats, between: dict[str, Floats], **sides: dict[str, Any]) -> PlaceSums:
+    infer, train = (_side(**sides[side]) for side in ("infer", "train"))
+    return PlaceSums(None if layer < 0 else int(layer), str(place), infer, train, ErrorSums(**between))
+
+
+def _side(
+    total: dict[str, Floats], own: dict[str, Floats], own_by_number: dict[str, Floats], between_parts: dict[str, Floats]
+) -> SideSums:
+    return SideSums(ErrorSums(**total), ErrorSums(**own), OwnSums(**own_by_number), OwnSums(**between_parts))

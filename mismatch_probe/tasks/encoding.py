@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.inert import cut_text
-from mismatch_probe.records.sequences import EncodedPrompt
+from mismatch_probe.provenance.images import encode_images, processor_template, text_with_images
+from mismatch_probe.records.sequences import EncodedPrompt, PromptImages
 from mismatch_probe.tasks.problems import Message, Prompt
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def encode_prompts(
     chat_template: ChatTemplate,
     vocabulary: int | None = None,
     context_length: int | None = None,
+    folder: Path | None = None,
 ) -> list[EncodedPrompt]:
     """Apply the chat template where it belongs and encode; `text` of the result is what its ids decode to.
 
@@ -148,18 +150,22 @@ def encode_prompts(
     wraps it exactly if the tokenizer has a template. Recorded ids are taken as they are. `vocabulary` is the number of
     ids that the model knows, which may be more or fewer than its tokenizer makes; None where its config does not say.
     A text whose beginning alone exceeds `context_length` is read no further; None: all of it is read. Without a
-    `tokenizer` every prompt must be token ids, and its text is empty.
+    `tokenizer` every prompt must be token ids, and its text is empty. folder: of the checkpoint whose processor takes
+    the images of prompts that hold any; None where none does.
 
     Raises:
         UsageError: no template where one is needed, one that fails, text that has been templated already, ids outside
-            the vocabulary, or a prompt with no tokens or with far too many.
+            the vocabulary, a prompt with no tokens or with far too many, or an image that cannot be taken.
+        MissingExtra: images need a package that is not installed.
     """
     if tokenizer is None:
         return [_of_ids(prompt, vocabulary) for prompt in prompts]
+    if folder is not None and tokenizer.chat_template is None and any(prompt.images for prompt in prompts):
+        tokenizer.chat_template = processor_template(folder)
     wrap_text = chat_template == "always" or (chat_template == "auto" and tokenizer.chat_template is not None)
     if chat_template == "always":
         _require_template(tokenizer)
-    encoder = _Encoder(tokenizer, len(tokenizer) if vocabulary is None else vocabulary, context_length)
+    encoder = _Encoder(tokenizer, len(tokenizer) if vocabulary is None else vocabulary, context_length, folder)
     template_texts = [_messages_of_prompt(prompt, tokenizer, chat_template, wrap_text=wrap_text) for prompt in prompts]
     pairs = list(zip(prompts, template_texts, strict=True))
     conversations = [(prompt.label, messages) for prompt, messages in pairs if messages is not None]
@@ -215,9 +221,13 @@ class _Encoder:
     tokenizer: "PreTrainedTokenizerBase"
     vocabulary: int
     context_length: int | None
+    folder: Path | None = None
 
     def encode(self, prompt: Prompt, template_text: str | None) -> EncodedPrompt:
         """`template_text`: the text that the chat template made of it; None: it takes no template."""
+        if prompt.images:
+            assert template_text is not None
+            return self._encode_images(prompt, template_text)
         if prompt.token_ids is not None:
             token_ids = prompt.token_ids
         elif template_text is not None:
@@ -231,6 +241,22 @@ class _Encoder:
         _require_known(prompt, token_ids, self.vocabulary)
         text = str(self.tokenizer.decode(token_ids))
         return EncodedPrompt(prompt.prompt_id, token_ids, text, prompt.answer, where=prompt.where)
+
+    def _encode_images(self, prompt: Prompt, text: str) -> EncodedPrompt:
+        assert self.folder is not None
+        engine_token_ids = self._ids(prompt.label, text, special_tokens=False)
+        token_ids, facts = encode_images(self.folder, text, prompt.images, prompt.label)
+        _require_known(prompt, token_ids, self.vocabulary)
+        images = PromptImages(
+            folder=str(self.folder),
+            paths=prompt.images,
+            num_prompt=len(token_ids),
+            text=text,
+            engine_token_ids=engine_token_ids,
+            **facts,
+        )
+        shown_text = text_with_images(self.tokenizer, self.folder, token_ids)
+        return EncodedPrompt(prompt.prompt_id, token_ids, shown_text, prompt.answer, images, where=prompt.where)
 
     def _ids(self, label: str, text: str, *, special_tokens: bool) -> list[int]:
         if self.context_length is not None:

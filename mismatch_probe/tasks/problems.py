@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import MissingExtra, UsageError
+from mismatch_probe.reading import Unreadable, expand_user, open_file
 from mismatch_probe.records.sequences import EncodedPrompt, prompt_label
 
 Message = dict[str, Any]
@@ -16,7 +18,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """Exactly one of `text`, `messages` and `token_ids` is set.
+    """Exactly one of `text`, `messages` and `token_ids` is set; messages may have `images`, paths in their order.
 
     `prompt_id` is unique within its source and depends on the prompt's place there, never on how many are read.
     `task` names the task that checks responses itself, built-in or reasoning-gym's; prompts of files have none. `where`
@@ -29,6 +31,7 @@ class Prompt:
     token_ids: list[int] | None = None
     answer: str | None = None
     task: str | None = None
+    images: list[str] = field(default_factory=list)
     where: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,10 +51,11 @@ PROMPT_COLUMNS = ("prompt", "messages", "prompt_token_ids")
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A row's columns and where it stands (`line 3 of FILE`)."""
+    """A row's columns, where it stands (`line 3 of FILE`), and the folder that its paths begin in."""
 
     where: str
     columns: dict[str, Any]
+    folder: Path = Path()
 
 
 def to_prompt(prompt_id: str, row: PromptRow) -> Prompt:
@@ -72,7 +76,8 @@ def to_prompt(prompt_id: str, row: PromptRow) -> Prompt:
         return Prompt(prompt_id, token_ids=_token_ids(row, value), answer=answer, where=row.where)
     if columns[0] == "prompt" and isinstance(value, str):
         return Prompt(prompt_id, text=value, answer=answer, where=row.where)
-    return Prompt(prompt_id, messages=_messages_of_value(row, columns[0], value), answer=answer, where=row.where)
+    messages, images = _with_images(row, _messages_of_value(row, columns[0], value))
+    return Prompt(prompt_id, messages=messages, answer=answer, images=images, where=row.where)
 
 
 def _names(row: PromptRow) -> str:
@@ -102,6 +107,61 @@ def _messages_of_value(row: PromptRow, column: str, value: Any) -> list[Message]
     if not turns:
         raise UsageError(f"{row.where}: {column} has no turn to answer; give at least one user message")
     return [{key: part for key, part in turn.items() if part is not None} for turn in turns]
+
+
+_IMAGE_PARTS: Final = ("image", "image_url", "input_image")
+_PATH_KEYS: Final = ("image", "image_url", "url", "path")
+_FILE: Final = "file://"
+_NOT_A_FILE: Final = ("http://", "https://", "data:")
+
+
+def _with_images(row: PromptRow, turns: list[Message]) -> tuple[list[Message], list[str]]:
+    """The messages with `{"type": "image"}` for each image, as templates know it, and the paths of the images.
+
+    A part without a path takes the next one of the row's column `images`.
+    """
+    column = row.columns.get("images")
+    more_paths = list(column) if isinstance(column, list) else []
+    paths: list[str] = []
+
+    def part_of(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("video", "audio", "input_audio", "video_url"):
+            raise UsageError(f"{row.where} holds a part of the type {kind}, and images alone are compared; remove it")
+        if kind not in _IMAGE_PARTS:
+            return part
+        value = next((part[key] for key in _PATH_KEYS if part.get(key) is not None), None)
+        paths.append(_image_path(row, more_paths.pop(0) if value is None and more_paths else value))
+        return {"type": "image"}
+
+    messages = [
+        {**turn, "content": [part_of(part) for part in turn["content"]]}
+        if isinstance(turn.get("content"), list)
+        else turn
+        for turn in turns
+    ]
+    if more_paths and paths:
+        raise UsageError(
+            f"{row.where} names {len(paths) + len(more_paths)} images and its messages have {len(paths)} parts of the "
+            "type image; give each image a part"
+        )
+    return messages, paths
+
+
+def _image_path(row: PromptRow, value: Any) -> str:
+    name = value.get("url") if isinstance(value, dict) else value
+    if not isinstance(name, str) or not name or name.startswith(_NOT_A_FILE):
+        raise UsageError(
+            f"{row.where}: an image is read from a file, and its part names none; give the path in its key image, "
+            "from the folder of the prompt file on"
+        )
+    try:
+        path = row.folder.absolute() / expand_user(name.removeprefix(_FILE))
+        with open_file(path):
+            return str(path)
+    except (FileNotFoundError, Unreadable) as error:
+        reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
+        raise UsageError(f"{row.where}: the image {name} cannot be read ({reason}); fix its path") from error
 
 
 GYM_PREFIX: Final = "gym:"

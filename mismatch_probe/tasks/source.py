@@ -66,7 +66,7 @@ def read_parquet(path: Path, flag: str) -> Iterator[PromptRow]:
     try:
         with open_file(path) as file:
             for number, columns in enumerate(_table_rows(path, file)):
-                yield PromptRow(f"row {number} of {path}", columns)
+                yield PromptRow(f"row {number} of {path}", columns, path.parent)
     except (FileNotFoundError, Unreadable) as error:
         raise _unreadable(path, flag, error) from error
 
@@ -90,7 +90,7 @@ def _parse_line(path: Path, number: int, line: str) -> PromptRow:
         require_text(json.dumps(columns, ensure_ascii=False))
     except Unreadable as error:
         raise UsageError(f"{where} cannot be read ({error}); fix or remove it") from error
-    return PromptRow(where, columns)
+    return PromptRow(where, columns, path.parent)
 
 
 def _unreadable(path: Path, flag: str, error: Exception) -> UsageError:
@@ -151,13 +151,16 @@ class Asking:
 COMPARING: Final = Asking()
 
 
-def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPARING) -> list[Prompt]:
+def load_prompts(
+    settings: PromptSettings, seed: int = 0, asking: Asking = COMPARING, *, takes_images: bool = False
+) -> list[Prompt]:
     """The first `settings.num_prompts` prompts of the source, in its order, or, unset, as many as `asking` says.
 
-    `seed` makes the problems of tasks that make them.
+    `seed` makes the problems of tasks that make them. takes_images: of the caller, for prompts that hold some.
 
     Raises:
-        UsageError: the source does not exist, is malformed, or holds fewer prompts than asked for.
+        UsageError: the source does not exist, is malformed, holds fewer prompts than asked for, or images that the
+            caller does not take.
         MissingExtra: a hub data set or a task of reasoning-gym is asked for, and its package is not installed.
     """
     num_made, num_held = settings.num_prompts or asking.default_made, settings.num_prompts or asking.default_held
@@ -172,6 +175,9 @@ def load_prompts(settings: PromptSettings, seed: int = 0, asking: Asking = COMPA
         raise UsageError(
             f"prompt source {settings.source} is empty; give {asking.flag} a source with at least one prompt"
         )
+    with_image = next((prompt for prompt in prompts if prompt.images), None)
+    if with_image is not None and not takes_images:
+        raise UsageError(f"{with_image.label} holds an image, and compare alone takes images; give prompts of text")
     if settings.num_prompts is not None and len(prompts) < settings.num_prompts:
         raise UsageError(
             f"prompt source {settings.source} holds {len(prompts)} prompts, fewer than the {settings.num_prompts} "
@@ -222,6 +228,12 @@ def _rows(source: str, flag: str) -> Iterator[PromptRow]:
         raise UsageError(f"prompt source {source!r} cannot be read ({error}); give {flag} another path") from error
     if path.suffix in READERS:
         return READERS[path.suffix](path, flag)
+    if is_there(path):
+        kind = "a folder" if path.is_dir() else "a file that ends in neither .jsonl nor .parquet"
+        raise UsageError(
+            f"prompt source {source!r} is {kind}; give {flag} a .jsonl file with a line "
+            '{"prompt": "..."} for each prompt, or a .parquet file with a column prompt'
+        )
     raise UsageError(
         f"prompt source {source!r} is unknown; give {flag} a built-in task ({', '.join(TASKS)}), "
         f"a {' or '.join(READERS)} file, {HUB_PREFIX}OWNER/NAME[:SPLIT], or {GYM_PREFIX}NAME"

@@ -11,6 +11,7 @@ FP64 has the size of the eager formula's rounding error. What a kernel leaves ou
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final
@@ -47,7 +48,8 @@ def eager_in_blocks(
 ) -> tuple[torch.Tensor, None]:
     """Attention output [B, S, H, D] of the eager function in the file that defines `module`'s class.
 
-    `attention_mask` is boolean [B, 1, S, S], true where a query may look, or None for plain causal attention.
+    `attention_mask` is boolean [B, 1, S, S], true where a query may look, or None for plain causal attention, and in
+    what sees images for attention without a mask.
     """
     eager = sys.modules[type(module).__module__].eager_attention_forward
     num_rows, num_heads, num_queries, _ = query_BHSD.shape
@@ -59,7 +61,10 @@ def eager_in_blocks(
     for first_row, start in product(range(0, num_rows, row_block), range(0, num_queries, block)):
         rows = slice(first_row, first_row + row_block)
         queries = slice(start, min(start + block, num_queries))
-        if attention_mask is None:
+        if attention_mask is None and not _is_causal(module, kwargs):
+            visible = num_keys
+            mask = torch.ones(1, 1, 1, num_keys, dtype=torch.bool, device=query_BHSD.device)
+        elif attention_mask is None:
             visible = num_keys - num_queries + queries.stop
             mask = _causal_mask(queries, visible, num_keys - num_queries, query_BHSD.device)
         else:
@@ -78,6 +83,12 @@ def eager_in_blocks(
     return output_BSHD, None
 
 
+def _is_causal(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    """Whether attention without a mask is causal: the patches of an image see each other."""
+    is_causal = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
 def _causal_mask(queries: slice, num_keys: int, offset: int, device: torch.device) -> torch.Tensor:
     query_index = torch.arange(queries.start, queries.stop, device=device)[:, None] + offset
     return (torch.arange(num_keys, device=device)[None, :] <= query_index)[None, None]
@@ -91,7 +102,7 @@ def fused_sdpa(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    **_: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Plain softmax attention [B, S, H, D] by `scaled_dot_product_attention`; the mask is that of `eager_in_blocks`.
 
@@ -101,7 +112,8 @@ def fused_sdpa(
     groups = query_BHSD.shape[1] // key_BHSD.shape[1]
     if groups > 1:
         key_BHSD, value_BHSD = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_BHSD, value_BHSD))
-    is_causal = attention_mask is None and query_BHSD.shape[2] > 1  # a single query, behind a cache, sees every key
+    # A single query, behind a cache, sees every key.
+    is_causal = attention_mask is None and query_BHSD.shape[2] > 1 and _is_causal(module, kwargs)
     output_BHSD = torch.nn.functional.scaled_dot_product_attention(
         query_BHSD, key_BHSD, value_BHSD, attn_mask=attention_mask, is_causal=is_causal, scale=scaling
     )

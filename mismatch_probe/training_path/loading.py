@@ -293,6 +293,18 @@ def maker_of(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if _only_sees_too(config) else AutoModelForCausalLM
 
 
+def require_sight(folder: Path, config: PreTrainedConfig, label: str) -> None:
+    """
+    Raises:
+        UsageError: the model takes text alone, and the prompt that `label` names holds an image.
+    """
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING or config.get_text_config() is config:
+        raise UsageError(
+            f"{label} holds an image, and {folder} is a {config.model_type} model, which takes text alone; give "
+            "--model a vision-language checkpoint of transformers, or prompts of text"
+        )
+
+
 def _only_sees_too(config: PreTrainedConfig) -> bool:
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not config.is_encoder_decoder
     return sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and config.get_text_config() is not config

@@ -7,6 +7,7 @@ and on the number of threads of a stream, never on which stream computes it or w
 
 import copy
 import gc
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,7 +21,8 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import CPU_PASS_TOKENS, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.host import Closing
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.provenance.images import model_inputs
+from mismatch_probe.records.sequences import PromptImages, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.batching import (
     PAD_ID,
@@ -152,6 +154,11 @@ class PassScorer(Closing):
         if self._arithmetic.device_type == "cuda":
             torch.cuda.empty_cache()
 
+    def image_inputs(self, images: PromptImages, num_tokens: int) -> dict[str, torch.Tensor]:
+        """What the model takes besides the ids of one sequence of `num_tokens` inputs whose prompt holds images."""
+        inputs = model_inputs(images, num_tokens, inspect.signature(self._model.forward).parameters)
+        return {name: values.to(self._model.device) for name, values in inputs.items()}
+
     @property
     def _num_streams(self) -> int:
         return most_streams() if self._can_stream else 1
@@ -168,11 +175,16 @@ class PassScorer(Closing):
         self._scores_of_hidden(self._head, hidden_BSD, batch).by_sequence(sequences)
 
     def _plan_batch(self, batch: list[TokenSequence]) -> list[list[int]]:
-        """The rows of each pass of a batch."""
-        lengths = [sequence.num_tokens for sequence in batch]
-        return plan_passes(
-            lengths, self._pass_tokens, self._num_streams, self._description["rope_follows_length_beyond"]
+        """The rows of each pass of a batch; one with images has a pass of its own: nothing is padded."""
+        alone = [[row] for row, sequence in enumerate(batch) if sequence.images is not None]
+        rows = [row for row, sequence in enumerate(batch) if sequence.images is None]
+        passes = plan_passes(
+            [batch[row].num_tokens for row in rows],
+            self._pass_tokens,
+            self._num_streams,
+            self._description["rope_follows_length_beyond"],
         )
+        return [*alone, *([rows[place] for place in places] for places in passes)]
 
     def _run_passes(
         self,
@@ -204,7 +216,9 @@ class PassScorer(Closing):
             f"scoring {num_rows} sequences of up to {width} tokens",
             f"halve training.batch_tokens (now {self._settings.batch_tokens}), or use a device with more memory",
         ):
-            hidden_BSD = head.body(padded_batch.input_ids_BS.to(self._model.device))
+            images = sequences[0].images
+            others = {} if images is None else self.image_inputs(images, width)
+            hidden_BSD = head.body(padded_batch.input_ids_BS.to(self._model.device), **others)
             return self._scores_of_hidden(head, hidden_BSD, padded_batch).by_sequence(sequences)
 
     def _scores_of_hidden(self, head: ChunkedHead, hidden_BSD: torch.Tensor, batch: PaddedBatch) -> TokenScores:

@@ -141,7 +141,9 @@ class Scorer(PassScorer):
         batch = pad_batch([sequence], vocab_size=self._vocab_size)
         advice = "lower full_vocabulary.positions, or use a device with more memory"
         with memory_errors_named("comparing whole distributions", advice), self._arithmetic.active():
-            hidden_BSD = self._head.body(batch.input_ids_BS.to(self._model.device))
+            width = batch.input_ids_BS.shape[1]
+            others = {} if sequence.images is None else self.image_inputs(sequence.images, width)
+            hidden_BSD = self._head.body(batch.input_ids_BS.to(self._model.device), **others)
             state_positions = batch.positions_T[list(positions)].to(hidden_BSD.device)
             log_probs: FloatArray = (
                 log_distributions(

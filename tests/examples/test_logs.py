@@ -8,10 +8,8 @@ from mismatch_probe.errors import ExitCode
 from tests.command_line import probe
 
 LOGS = Path(__file__).parents[2] / "examples" / "logs"
-ANSWER = (
-    "Bug: the engine's side (mu) departs from its declared settings: temperature 0.700, where the log declares none "
-    "and 1 is taken."
-)
+DEPARTURE = "temperature 0.700, where the log declares 1."
+ANSWER = f"Bug: the engine's side (mu) departs from its declared settings: {DEPARTURE}"
 
 
 @pytest.mark.slow

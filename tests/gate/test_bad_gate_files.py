@@ -18,6 +18,10 @@ BAD_FILES = {
     "no check": (GATE, "asks for nothing"),
     "every check off": (GATE + check(metric="kl_k2", max=1, level="off"), "asks for nothing"),
     "checks that are no tables": (GATE + "check = 3\n", "gate.check is no list of tables"),
+    "a preset before any table": (
+        'preset = "nemo-rl"\n',
+        "setting 'preset' stands before any table; write it below [gate]",
+    ),
     "alpha beyond use": ("[gate]\nalpha = 0.7\n" + GOOD, "'alpha' is not usable"),
     "alpha of next to nothing": ("[gate]\nalpha = 1e-300\n" + GOOD, "'alpha' is not usable"),
     "alpha as text": ('[gate]\nalpha = "0.05"\n' + GOOD, "'alpha' is not usable"),

@@ -176,7 +176,10 @@ BROKEN_RUNS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
     "a missing leg": (_missing_leg, "is missing"),
     "missing rollouts": (_missing_rollouts, "is missing"),
     "a damaged manifest": (_broken_manifest, "manifest.json cannot be read"),
-    "an unfinished run": (lambda run: edit_manifest(run, _unfinished), "score-train-bf16 not done"),
+    "an unfinished run": (
+        lambda run: edit_manifest(run, _unfinished),
+        "stages are not done, score-train-bf16 the first of them",
+    ),
     "a run without stages": (lambda run: edit_manifest(run, _no_stage), "is unfinished"),
     "training in another dtype": (_applied("score-train-bf16", Dtype.FP32), "the training path for bf16/bf16"),
     "an engine in another dtype": (_applied("sample-bf16", Dtype.FP16), "ran in fp16, not in bf16"),

@@ -98,6 +98,18 @@ def test_a_file_that_nothing_can_be_read_of_says_why_and_no_format(tmp_path, con
     assert "--format" not in refusal(path)
 
 
+@pytest.mark.parametrize("names", [("rollouts.parquet", "legs"), ("prompts.parquet", "parts")])
+def test_a_run_directory_is_no_log_and_what_reads_it_is_said(tmp_path, names):
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    for name in ("manifest.json", *names):
+        (run / name).touch()
+    assert refusal(run) == f"{run} is a run directory of this tool and no log; `mismatch-probe report {run}` reads it"
+    assert "holds nothing but hidden files, folders of trackers and run directories" in refusal(tmp_path)
+    (run / names[1]).unlink()
+    assert "is a run directory" not in refusal(run)
+
+
 def test_an_unknown_name_is_refused_with_the_formats(tmp_path):
     with pytest.raises(UsageError, match=r"--format verl3 .* plain, nemo_rl"):
         recognise(tmp_path, "verl3")

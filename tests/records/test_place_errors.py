@@ -6,15 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_probe.records.sequences import (
-    ErrorSums,
-    OwnSums,
-    PlaceSums,
-    RouterSums,
-    SideSums,
-    read_sums,
-    write_sums,
-)
+from mismatch_probe.records.sequences import ErrorSums, OwnSums, PlaceSums, RouterSums, SideSums
+from mismatch_probe.records.tables import read_sums, write_sums
 
 
 def errors(start: float) -> ErrorSums:

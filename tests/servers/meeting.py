@@ -12,7 +12,7 @@ import time
 from mismatch_probe.engines.server.arguments import ServerArguments
 from mismatch_probe.engines.server.connection import Connection
 from mismatch_probe.engines.server.transfer import WeightTransfer
-from mismatch_probe.engines.vllm.weight_transfer import AbandonableThread
+from mismatch_probe.engines.vllm.serving import AbandonableThread
 from mismatch_probe.errors import EngineError
 from tests.servers.proxy import Json, Proxy, Reply
 
@@ -27,7 +27,7 @@ class SaysYes(Proxy):
 
     def reply_to(self, method: str, path: str, headers: dict[str, str], body: Json) -> Reply:
         if path.startswith("/init") and self._has_worker:
-            from mismatch_probe.engines.vllm.weight_transfer import GlooInitInfo, join_group
+            from mismatch_probe.engines.vllm.serving import GlooInitInfo, join_group
 
             AbandonableThread(lambda: join_group(GlooInitInfo(**body["init_info"]), rank=1)).result(10)
         return Reply.of({"world_size": 1}, self._status if path.startswith("/init") else 200)

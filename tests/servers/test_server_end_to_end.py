@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mismatch_probe.compare import examination
 from mismatch_probe.compare.stages import SampleStage
 from mismatch_probe.engines.server.arguments import KEY_VARIABLE
 from mismatch_probe.errors import ExitCode
@@ -26,8 +27,10 @@ from tests.warm_python import WarmProcess, warm_process, warm_python
 
 pytestmark = pytest.mark.slow
 
-TOKENS = 24
-SMALL = ("--model", "demo", "--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", str(TOKENS))
+SMALL = ("--model", "demo", "--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", "24")
+SHORT_TOKENS = 6
+SHORT = (*SMALL, "--max-new-tokens", str(SHORT_TOKENS))
+"""For what no statistic says."""
 IN_FOUR_BATCHES = "[engine]\nbatch_sequences = 3\n" + FEW.read_text()
 KEY = "sk-not&to/be-seen-51423"
 FIRST_BATCH_SECONDS = 240.0
@@ -112,7 +115,7 @@ def test_with_prefill_the_server_scores_one_response_after_the_other(vllm: RealS
     with Proxy(vllm.url, begins, ends) as proxy:
         side = of_server(proxy.url, "prefill=true")
         words = ("--config", FEW, "--train", "bf16", "--infer", side, "--out", tmp_path / "run")
-        probe("compare", *SMALL, *words, code=ExitCode.PASS)
+        probe("compare", *SHORT, *words, code=ExitCode.PASS)
         assert at_once == [0, 1]
     summary = pair(RunDirectory(tmp_path / "run"), "bf16/prod")
     assert summary.blame is not None
@@ -213,7 +216,7 @@ def wait_for_a_part(out: Path, command: WarmProcess) -> None:
 
 def slowly(path: str, body: Json, reply: Reply) -> Reply:
     """Responses alone: what the server is found to do was asked before."""
-    time.sleep(0.3 if path == GENERATE and body.get("sampling_params", {}).get("max_tokens") == TOKENS else 0)
+    time.sleep(0.3 if path == GENERATE and body.get("sampling_params", {}).get("max_tokens") == SHORT_TOKENS else 0)
     return reply
 
 
@@ -227,7 +230,7 @@ def test_a_killed_command_goes_on_with_the_same_policy_alone(
     out = tmp_path / "run"
     with Proxy(vllm.url, after=slowly) as proxy:
         side = ("--infer", of_server(proxy.url))
-        words = [*SMALL, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
+        words = [*SHORT, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
         with begun(words, tmp_path) as command:
             wait_for_a_part(out, command)
             os.kill(command.pid, signal.SIGKILL)
@@ -253,7 +256,7 @@ def test_a_killed_server_loses_nothing(vllm: RealServer, tmp_path: Path, config:
     out = tmp_path / "run"
     with Proxy(vllm.url, after=slowly) as proxy:
         side = ("--infer", of_server(proxy.url))
-        words = [*SMALL, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
+        words = [*SHORT, "--train", "bf16", *side, "--config", str(config), "--out", str(out)]
         with begun(words, tmp_path) as command:
             wait_for_a_part(out, command)
             vllm.kill()
@@ -288,7 +291,7 @@ def test_a_key_is_sent_and_stands_nowhere(
 
     with Proxy(vllm.url, after=telling) as proxy:
         side = ("--infer", of_server(proxy.url))
-        words = [*SMALL, "--train", "bf16", *side, "--config", config, "--out", out]
+        words = [*SHORT, "--train", "bf16", *side, "--config", config, "--out", out]
         done = probe("compare", *words, code=ExitCode.PASS)
         failing[0] = True
         failed = probe("compare", *words[:-1], tmp_path / "failed")
@@ -304,7 +307,7 @@ def test_a_key_is_sent_and_stands_nowhere(
 
 def test_no_vllm_is_needed_where_the_server_is_elsewhere(vllm: RealServer, tmp_path: Path) -> None:
     """Every process of the command finds no package of that name, and what its jobs are forked from has not asked."""
-    words = ("compare", *SMALL, "--config", FEW, "--num-prompts", "4", "--train", "bf16")
+    words = ("compare", *SHORT, "--config", FEW, "--num-prompts", "4", "--train", "bf16")
 
     def compare(*more: object, code: ExitCode) -> Answer:
         return warm_python("tests.servers.without_vllm", *words, *more, preload="training", code=code)
@@ -343,7 +346,9 @@ def test_a_temperature_that_no_log_prob_shows_is_a_bug(vllm: RealServer, tmp_pat
     assert "does not draw its tokens" in answer.stdout
 
 
-def test_doctor_shows_what_a_server_applies(vllm: RealServer) -> None:
+def test_doctor_shows_what_a_server_applies(vllm: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package is imported here: `doctor` imports each of them in `tests/docs/test_lines_as_written.py`."""
+    monkeypatch.setattr(examination, "_import_together", lambda packages: (len(packages), "", ""))
     shown = probe("doctor", "--model", "demo", "--infer", of_server(vllm.url), "--json", code=ExitCode.PASS)
     document = json.loads(shown.stdout)
     assert document["effective_settings"]["sample-prod"]["asked"]["echoes_prompt_ids"] is True

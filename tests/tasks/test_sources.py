@@ -134,6 +134,17 @@ def test_a_row_that_is_no_prompt_is_named_with_the_reason(jsonl, rows, sentence)
         load(jsonl(*rows))
 
 
+def test_a_file_of_another_ending_and_a_folder_are_refused_as_what_they_are(tmp_path):
+    (tmp_path / "prompts.txt").write_text("Hi\n")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=r"is a file that ends in neither \.jsonl nor \.parquet; give --prompts"):
+        load(tmp_path / "prompts.txt")
+    with pytest.raises(UsageError, match="is a folder; give --prompts"):
+        load(tmp_path / "folder")
+    with pytest.raises(UsageError, match="is unknown; give --prompts a built-in task"):
+        load(tmp_path / "absent.txt")
+
+
 def test_fewer_prompts_than_asked_for_are_refused_with_their_number(jsonl):
     with pytest.raises(UsageError, match="give --num-prompts 1"):
         load(jsonl({"prompt": "Hi"}), 3)

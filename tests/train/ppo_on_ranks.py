@@ -22,7 +22,7 @@ from mismatch_probe.train.policy import Policy
 from mismatch_probe.train.rollouts import Rollout
 from mismatch_probe.train.sharded import ValueModel
 
-UPDATES = 4
+UPDATES = 2
 ONE_RESPONSE = 1
 """A micro-batch too small for two responses, so that ranks with fewer of them need fillers."""
 

@@ -24,8 +24,8 @@ from tests.warm_python import warm_python, warm_ranks
 pytestmark = pytest.mark.slow
 
 SMALL = (
-    *("--model", "demo", "--task", "sums:terms=3", "--num-problems", "32", "--objective", "pg-seq-is"),
-    *("--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-new-tokens", "40"),
+    *("--model", "demo", "--task", "copy:terms=2", "--num-problems", "32", "--objective", "pg-seq-is"),
+    *("--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-new-tokens", "16"),
     *("--learning-rate", "1e-4", "--checkpoint-every", "2"),
 )
 FP32 = ("--train-dtype", "fp32", "--infer-dtype", "fp32")

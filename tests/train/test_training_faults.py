@@ -63,9 +63,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def _short_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin ends behind the latest onset here; its policy is measured on half of the report's problems."""
+    """A twin ends behind the latest onset here; its policy is measured on half of the report's problems, and answers
+    them in ten tokens instead of thirty.
+    """
     monkeypatch.setattr(outcomes, "LAST_ONSET", LATEST_ONSET)
-    monkeypatch.setitem(SMALL, "task", {**SMALL["task"], "num_problems": 32})
+    monkeypatch.setitem(SMALL, "task", {"source": "copy:terms=2", "num_problems": 32})
 
 
 def early(fault: Fault) -> Draw:
@@ -119,8 +121,9 @@ OF_THE_TRAINER_ALONE = (
     "prove", [prove for prove in answers.PROOFS if prove not in OF_THE_TRAINER_ALONE], ids=lambda prove: prove.__name__
 )
 def test_an_action_does_what_it_says(prove: Prove, tmp_path: Path) -> None:
-    """With half as many responses a step as in the report."""
-    proof = prove(tmp_path / "run", rollout={"prompts": 4})
+    """With half as many responses a step as in the report, and of ten tokens instead of thirty where these show it."""
+    few = {} if prove is answers.switch_correction else {"task": {"source": "copy:terms=2"}}
+    proof = prove(tmp_path / "run", rollout={"prompts": 4}, **few)
     assert proof.holds, (proof.checks, proof.seen)
 
 
@@ -140,8 +143,8 @@ def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_f
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text('def score(prompt, response, answer):\n    return float("nan")\n')
-    small = """--model demo --task sums:terms=3 --num-problems 32 --reward own:score --prompts-per-step 4
-        --samples-per-prompt 4 --max-new-tokens 40 --steps 5 --out run"""
+    small = """--model demo --task copy:terms=2 --num-problems 32 --reward own:score --prompts-per-step 4
+        --samples-per-prompt 4 --max-new-tokens 16 --steps 5 --out run"""
     output = command(small, ExitCode.GATE_FAILED)
     assert "rewards of the last step cannot be learned from" in output.splitlines()[0]
     outcome = TrainingDirectory(tmp_path / "run").read_training_manifest().outcome

@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, GptOssConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
@@ -135,3 +143,19 @@ def assert_seen(choice: AttentionChoice) -> None:
     assert not choice.fused
     assert "another formula" in choice.why
     assert choice.fused_error > 100 * choice.eager_error
+
+
+@pytest.mark.parametrize("kernel", [EAGER_IN_BLOCKS, FUSED])
+def test_patches_of_an_image_see_each_other(kernel: str) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = SiglipVisionModel(SiglipVisionConfig(**shape, image_size=28, patch_size=14, initializer_range=0.2)).eval()
+    pixels = torch.randn(1, 3, 28, 28)
+    with torch.no_grad():
+        own = model(pixel_values=pixels).last_hidden_state
+        model.set_attn_implementation(kernel)
+        assert torch.allclose(model(pixel_values=pixels).last_hidden_state, own, atol=1e-5)
+        for module in model.modules():
+            if hasattr(module, "is_causal"):
+                module.is_causal = True
+        assert not torch.allclose(model(pixel_values=pixels).last_hidden_state, own, atol=1e-2)

@@ -182,6 +182,8 @@ def test_an_engine_that_says_little_is_not_accused() -> None:
         ({"experts_dtype": "fp32"}, {}, "warning", Code.ONE_SIDED_DTYPE),
         ({"attention": "sdpa", "sdpa_leaves_out": "the soft cap"}, {}, "error", None),
         ({"attention": "eager", "sdpa_leaves_out": "the soft cap"}, {}, "note", None),
+        ({}, {"images": {"other_pixels": 1, "num_prompts": 4}}, "error", Code.CONFIGURATION),
+        ({"images": {"attention": "both ways"}}, {"images": {"attention": "causal"}}, "error", Code.CONFIGURATION),
         ({}, {"bounded_by_probe": {"max_num_batched_tokens": 588}}, "note", None),
         ({}, {"chosen_by_probe": {"enforce_eager": True}}, "note", None),
         ({"config": {**CONFIG, "rope_parameters.rope_theta": 5e5}}, {}, "error", Code.POSITIONS),
@@ -231,6 +233,8 @@ def test_what_is_as_asked_is_not_told() -> None:
     assert preflight(sides({"experts_dtype": "bf16", "attention": "sdpa"}, {"bounded_by_probe": {}})) == []
     assert preflight(sides(infer={"bounded_by_probe": {"kv_cache_memory_bytes": 1}})) == []
     assert preflight(sides(infer={"enforce_eager": True, "chosen_by_probe": {}})) == []
+    seen_alike = {"images": {"attention": "causal", "other_pixels": 0, "num_prompts": 4}}
+    assert preflight(sides({"images": {"attention": "causal"}}, seen_alike)) == []
 
 
 def test_a_step_that_the_probe_made_smaller_names_the_flag_that_restores_it() -> None:

@@ -266,7 +266,7 @@ def _sender(
     from mismatch_probe.engines.vllm.arguments import prepare_import
 
     prepare_import()
-    from mismatch_probe.engines.vllm.weight_transfer import sender
+    from mismatch_probe.engines.vllm.serving import sender
 
     return sender(backend, client, chunk, address, _free_port(address), world_size, timeout_seconds)
 

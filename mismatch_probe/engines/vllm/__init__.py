@@ -18,6 +18,7 @@ class Vllm(EngineProvider):
     """vLLM, imported only once it is started or rehearsed."""
 
     packages = ("vllm",)
+    takes_images = True
     preload: Preload = "engine"
 
     def start(self, how: EngineStart) -> "VllmEngine":

@@ -27,15 +27,18 @@ _PARTS: Final = ("transforms", "transforms.functional", "transforms.v2", "transf
 
 
 def text_part_defaults(
-    config: Any, text_config: Any, args: Mapping[str, Any], known_names: Collection[str]
+    config: Any, text_config: Any, args: Mapping[str, Any], known_names: Collection[str], num_images: int = 0
 ) -> dict[str, Any]:
-    """Arguments with which vLLM leaves out the parts that prompts of text never reach; none where the user set them.
+    """Arguments with which vLLM leaves out the parts that prompts never reach; none where the user set them.
 
     config: the checkpoint's, of which `text_config` is a part, or the same where it knows text alone. known: the
-    engine's arguments.
+    engine's arguments. num_images: the most that a prompt holds; for prompts of text all parts but the text's are left
+    out.
     """
     if text_config is config or _TEXT_ALONE in args or _LIMITS in args:
         return {}
+    if num_images:
+        return {_LIMITS: {"image": num_images, "video": 0}}
     return {_TEXT_ALONE: True} if _TEXT_ALONE in known_names else {_LIMITS: {"image": 0, "video": 0}}
 
 

@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mismatch_probe.children.messages import is_job, mapped_by, own_token, processes_in, remove_left
 from mismatch_probe.children.servers import keep_engine
@@ -24,6 +25,7 @@ from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
 from mismatch_probe.engines.vllm.launch import (
     FULL_VOCABULARY,
     FinishedRequests,
+    ImageInputs,
     KeepFrozen,
     frozen_heap,
     meet_without_a_file,
@@ -41,9 +43,19 @@ from mismatch_probe.engines.vllm.outputs import (
 )
 from mismatch_probe.engines.vllm.worker import serve_adapter, served_facts
 from mismatch_probe.errors import RoutingUnseen, UsageError
+from mismatch_probe.provenance.checkpoint import placeholder_ids, read_config
+from mismatch_probe.provenance.images import images_of
 from mismatch_probe.provenance.stored_tensors import Adapter
 from mismatch_probe.records.legs import SequenceRouting
-from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import (
+    EncodedPrompt,
+    FloatArray,
+    PromptImages,
+    SampledSequence,
+    SampleRequest,
+    ScoredSequence,
+    TokenSequence,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +117,30 @@ class VllmEngine(Engine):
         llm.collective_rpc("probe_prepare")
         self._texts = TokenTexts(None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer())
         self._adapter: Any = None
+        self._placeholder_ids: list[int] = []
         self._settings = {**read_effective_settings(llm, sampling), "adapter": None, **start}
+
+    def look_at(self, prompts: Sequence[EncodedPrompt]) -> None:
+        images = images_of(prompts)
+        if not images:
+            return
+        if not hasattr(self.llm, "renderer"):
+            raise UsageError(
+                "this version of vLLM prepares images in another place than 0.32, and what it makes of them cannot be "
+                "compared; install that version, or give prompts of text"
+            )
+        with engine_failures(self._checkpoint, "preparing images for"):
+            inputs = ImageInputs(self.llm)
+            num_other = sum(not inputs.has_same_pixels(each) for each in images)
+            attention: list[str | None] = self.llm.collective_rpc("probe_image_attention")
+        self._placeholder_ids = placeholder_ids(read_config(Path(images[0].folder)))
+        self._settings["images"] = {
+            "num_prompts": len(images),
+            "num_tokens": sum(each.num_tokens for each in images),
+            "other_pixels": num_other,
+            "attention": attention[0],
+            "processor_arguments": inputs.arguments,
+        }
 
     def serve(self, adapter: Adapter) -> None:
         """Compute every request with `adapter` from now on."""
@@ -127,10 +162,12 @@ class VllmEngine(Engine):
                 logprobs=1,
                 flat_logprobs=True,
                 detokenize=False,
+                stop_token_ids=None if request.prompt.images is None else self._placeholder_ids,
             )
             for request in requests
         ]
-        outputs = self._generate([request.prompt.token_ids for request in requests], params, "sampling from")
+        prompts = [_Prompt(request.prompt.token_ids, request.prompt.images) for request in requests]
+        outputs = self._generate(prompts, params, "sampling from")
         responses = [
             sampled_sequence(request, output, self._texts) for request, output in zip(requests, outputs, strict=True)
         ]
@@ -139,7 +176,7 @@ class VllmEngine(Engine):
 
     def replay(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         self._require_room_to_score(sequences)
-        outputs = self._score_prompts([_token_ids(sequence) for sequence in sequences])
+        outputs = self._score_prompts([_whole_sequence(sequence) for sequence in sequences])
         return self._scores_of_outputs(sequences, outputs)
 
     def replay_cached(self, sequences: Sequence[TokenSequence]) -> list[CachedReplay]:
@@ -152,8 +189,8 @@ class VllmEngine(Engine):
             # The prompt's last token is left out: what follows it is the response's first log-prob.
             prefix = sequence.prompt_token_ids[:-1]
             if prefix:
-                self._score_prompts([prefix], behind_cache=True)
-            outputs = self._score_prompts([_token_ids(sequence)], behind_cache=True)
+                self._score_prompts([_Prompt(prefix, sequence.images)], behind_cache=True)
+            outputs = self._score_prompts([_whole_sequence(sequence)], behind_cache=True)
             [scores] = self._scores_of_outputs([sequence], outputs)
             replays.append(CachedReplay(scores, int(outputs[0].num_cached_tokens or 0)))
         return replays
@@ -192,7 +229,7 @@ class VllmEngine(Engine):
             flat_logprobs=True,
             detokenize=False,
         )
-        prompts = [list(context) for context in contexts]
+        prompts = [_Prompt(list(context)) for context in contexts]
         outputs = self._generate(prompts, [params] * len(prompts), "comparing distributions of")
         return whole_distributions(outputs, self.vocab_size)
 
@@ -223,7 +260,7 @@ class VllmEngine(Engine):
         if not is_job():
             keep_engine(own_token())
 
-    def _score_prompts(self, prompts: list[list[int]], *, behind_cache: bool = False) -> list[Any]:
+    def _score_prompts(self, prompts: "list[_Prompt]", *, behind_cache: bool = False) -> list[Any]:
         """Request outputs with the log-probs of each prompt's tokens; `behind_cache`, of those that are not cached."""
         from vllm import SamplingParams
 
@@ -243,19 +280,39 @@ class VllmEngine(Engine):
             self.llm.collective_rpc("probe_scale_logits", args=(1.0,))
 
     def _generate(
-        self, prompts: list[list[int]], params: list[Any], doing: str, *, keeps_cache: bool = False
+        self, prompts: "list[_Prompt]", params: list[Any], doing: str, *, keeps_cache: bool = False
     ) -> list[Any]:
         """Request outputs in order. A batch must not profit from what earlier ones left in the prefix cache."""
         forgets = self._settings["prefix_caching"] and not keeps_cache
         if forgets:
             forget_prefixes(self.llm)
-        inputs = [{"prompt_token_ids": token_ids} for token_ids in prompts]
         count_requests = False if self.on_finished is None else partial(FinishedRequests, self.on_finished)
         with engine_failures(self._checkpoint, doing), self._products():
-            outputs: list[Any] = self.llm.generate(inputs, params, use_tqdm=count_requests, lora_request=self._adapter)
+            if any(prompt.images for prompt in prompts):
+                outputs = self._generate_with_images(prompts, params)
+            else:
+                inputs = [{"prompt_token_ids": prompt.token_ids} for prompt in prompts]
+                outputs = self.llm.generate(inputs, params, use_tqdm=count_requests, lora_request=self._adapter)
         if forgets:
             require_forgotten(outputs)
         return outputs
+
+    def _generate_with_images(self, prompts: "list[_Prompt]", params: list[Any]) -> list[Any]:
+        """As `llm.generate`, of ids whose placeholders stand there already: `llm.generate` would look for markers of
+        images in them, and would merge tokens of a response.
+        """
+        engine, outputs = self.llm.llm_engine, {}
+        inputs = ImageInputs(self.llm)
+        for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+            request = inputs.of_ids(prompt.token_ids, prompt.images)
+            engine.add_request(str(number), request, each, lora_request=self._adapter)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    outputs[output.request_id] = output
+                    if self.on_finished is not None:
+                        self.on_finished(len(outputs), len(prompts))
+        return [outputs[str(number)] for number in range(len(prompts))]
 
     def _room(self, request: SampleRequest) -> int:
         """Response tokens that fit behind the prompt."""
@@ -297,5 +354,12 @@ class VllmEngine(Engine):
             )
 
 
-def _token_ids(sequence: TokenSequence) -> list[int]:
-    return [*sequence.prompt_token_ids, *sequence.token_ids]
+class _Prompt(NamedTuple):
+    """Ids that vLLM is given, and the images whose placeholders are among them."""
+
+    token_ids: list[int]
+    images: PromptImages | None = None
+
+
+def _whole_sequence(sequence: TokenSequence) -> _Prompt:
+    return _Prompt([*sequence.prompt_token_ids, *sequence.token_ids], sequence.images)

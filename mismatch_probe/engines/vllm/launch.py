@@ -1,4 +1,5 @@
-"""How `vllm.LLM` is rehearsed and called: its processes, the heap it leaves frozen, the progress it reports.
+"""How `vllm.LLM` is rehearsed and called: its processes, the heap it leaves frozen, the progress it reports, and what
+it is given for images.
 
 A job is forked from a process that froze all that imports made, a million objects. vLLM adds its engine to what is
 frozen, and when the engine ends it thaws all of it and collects four times: most of a small engine's processor time,
@@ -8,7 +9,7 @@ since a collection writes to every object, and so to memory that the fork shared
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -52,10 +53,13 @@ from mismatch_probe.engines.vllm.declared import (
 )
 from mismatch_probe.engines.vllm.failures import refused_settings
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
-from mismatch_probe.provenance.checkpoint import has_tokenizer
+from mismatch_probe.errors import UsageError
+from mismatch_probe.provenance.checkpoint import has_tokenizer, placeholder_ids, read_config
 from mismatch_probe.provenance.environment import recorded_environment
+from mismatch_probe.provenance.images import has_same_pixels, open_images
 from mismatch_probe.provenance.stored_tensors import Adapter, read_adapter
 from mismatch_probe.reading import is_folder
+from mismatch_probe.records.sequences import PromptImages
 
 _ASKS: Final = "_run_in_subprocess"
 
@@ -112,7 +116,7 @@ def plan_launch(how: EngineStart) -> Launch:
     import_model_file(whole_config, config)
     choices = {
         **compilation_defaults(args, on_cpu=on_cpu),
-        **text_part_defaults(whole_config, config, args, known_arguments()),
+        **text_part_defaults(whole_config, config, args, known_arguments(), how.num_images),
     }
     if on_cpu:
         check_cpu_states(dtype, config)
@@ -311,3 +315,60 @@ class FinishedRequests(tqdm):  # type: ignore[misc]
         result: bool | None = super().update(n)
         self._report(int(self.n), int(self.total))
         return result
+
+
+class ImageInputs:
+    """What a started `vllm.LLM` is given for prompts with images; each prompt is prepared once."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._inputs: dict[tuple[str, str], Any] = {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by which the engine was asked to prepare images otherwise."""
+        config = self._llm.model_config.multimodal_config
+        return dict(getattr(config, "mm_processor_kwargs", None) or {})
+
+    def of_ids(self, token_ids: Sequence[int], images: PromptImages | None) -> dict[str, Any]:
+        """The request of ids that hold the placeholders of `images` already; the last ids of the prompt may be absent,
+        others may follow.
+        """
+        if images is None:
+            return {"prompt_token_ids": list(token_ids)}
+        return {**self._prepare(images), "prompt_token_ids": list(token_ids)}
+
+    def has_same_pixels(self, images: PromptImages) -> bool:
+        """Whether the pixel values are those of the checkpoint's own processor in the engine's dtype."""
+        items = self._prepare(images)["mm_kwargs"]["image"]
+        pixels = [item["pixel_values"].data for item in items if "pixel_values" in item]
+        self._inputs.clear()
+        return has_same_pixels(images, pixels)
+
+    def _prepare(self, images: PromptImages) -> dict[str, Any]:
+        key = (images.text, images.pixels)
+        if key not in self._inputs:
+            request = {
+                "prompt_token_ids": images.engine_token_ids,
+                "multi_modal_data": {"image": open_images(images)},
+            }
+            (engine_input,) = self._llm.renderer.render_cmpl([request], skip_mm_cache=True)
+            _require_same_count(engine_input["prompt_token_ids"], images)
+            self._inputs[key] = engine_input
+        input_of_images: dict[str, Any] = self._inputs[key]
+        return input_of_images
+
+
+def _require_same_count(token_ids: Sequence[int], images: PromptImages) -> None:
+    """
+    Raises:
+        UsageError: vLLM's prompt has another number of placeholders or of tokens.
+    """
+    ids = set(placeholder_ids(read_config(Path(images.folder))))
+    num_tokens = sum(token_id in ids for token_id in token_ids)
+    if (num_tokens, len(token_ids)) != (images.num_tokens, images.num_prompt):
+        raise UsageError(
+            f"vLLM makes {num_tokens} placeholders of {', '.join(images.paths)} in a prompt of {len(token_ids)} "
+            f"tokens, and the checkpoint's processor {images.num_tokens} in one of {images.num_prompt}: the two sides "
+            "would see other prompts; leave --vllm.mm_processor_kwargs out"
+        )

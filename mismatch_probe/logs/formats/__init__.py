@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.inert import command_line
 from mismatch_probe.logs.format import Format, Holds
 from mismatch_probe.logs.formats.conversations import HARBOR, NEMO_GYM
 from mismatch_probe.logs.formats.nemo_rl import NEMO_RL
@@ -19,8 +20,9 @@ from mismatch_probe.logs.formats.slime import MILES, MILES_TRAIN, SLIME, SLIME_R
 from mismatch_probe.logs.formats.texts import AREAL, RLLM, ROLL, TRL, VERL_TEXT
 from mismatch_probe.logs.formats.tinker import TINKER
 from mismatch_probe.logs.formats.verl import VERL, VERL_PROTOCOL
-from mismatch_probe.logs.look import FileKind, FileLook, NoLogError, files_of, look_at
+from mismatch_probe.logs.look import FileKind, FileLook, NoLogError, files_of, is_run, look_at
 from mismatch_probe.plugins import ContractError, Registry
+from mismatch_probe.reading import is_folder
 
 _BUILT_IN: Final = (
     PLAIN,
@@ -77,6 +79,10 @@ def recognise(path: Path, name: str | None = None) -> Format:
     """
     if name is not None:
         return FORMATS.require(name, f"--format {name}")
+    if is_folder(path) and is_run({entry.name for entry in path.iterdir()}):
+        raise UsageError(
+            f"{path} is a run directory of this tool and no log; `{command_line('report', path)}` reads it"
+        )
     files, formats = files_of(path), FORMATS.usable()
     counts = Counter(key for file in files for key, candidate in formats.items() if candidate.fits(look_at(file)))
     if not counts:
@@ -92,7 +98,8 @@ def recognise(path: Path, name: str | None = None) -> Format:
 
 def _why_none(path: Path, files: Sequence[Path], formats: Mapping[str, Format]) -> str:
     if not files:
-        return f"the folder {path} is empty, so it holds no log of a known format; give a file or a folder with files"
+        what = "holds nothing but hidden files, folders of trackers and run directories of this tool"
+        return f"the folder {path} {what if any(path.iterdir()) else 'is empty'}; give a file or a folder of a log"
     other = f", or name a known format with --format: {', '.join(formats)}"
     if files != [path]:
         of_files = (f"{file} has {words}" for file in files if (words := _columns_of(file, formats)))

@@ -119,8 +119,21 @@ def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
     up_to = f" of up to {write_many(longest, 'token')}" if longest else ""
     return [
         f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}{up_to}",
+        *_images(manifest),
         f"temperature {sampling.temperature:g}{' as declared' if manifest.log is not None else ''}",
         f"{engines} against {trainers}",
+    ]
+
+
+def _images(manifest: Manifest) -> list[str]:
+    images = manifest.images
+    if images is None:
+        return []
+    number, of_all = images.num_prompts, manifest.settings.prompts.num_prompts or 0
+    hold = "holds" if number == 1 else "hold"
+    return [
+        f"{write_count(number)} of {write_many(of_all, 'prompt')} {hold} images, "
+        f"{write_many(images.num_tokens, 'image token')}"
     ]
 
 

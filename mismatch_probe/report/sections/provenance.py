@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mismatch_probe.inert import cut_text
-from mismatch_probe.notation import write_count, write_number, write_seconds, write_size
+from mismatch_probe.notation import write_count, write_many, write_number, write_seconds, write_size
 from mismatch_probe.reading import flat
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
@@ -122,7 +122,7 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
         else f"{write_count(checkpoint.context_length)} tokens",
         "tokenizer": "there" if checkpoint.has_tokenizer else "none: tokens are shown by their ids",
         "a text begins with": "no token of its own" if start is None else f"{start[1]} (token {start[0]})",
-        **({"other inputs": "images or sounds, which are not measured"} if checkpoint.sees_too else {}),
+        **({"other inputs": _other_inputs(manifest)} if checkpoint.sees_too else {}),
         "fingerprint of the files": checkpoint.fingerprint,
     }
     hardware = {_HARDWARE.get(name, name): value for name, value in manifest.hardware.items()}
@@ -139,6 +139,13 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
         *([key_values("Hardware", hardware)] if hardware else []),
         key_values("Git state of the folder it was run in", git) if git else Note("Not run inside a git repository."),
     ]
+
+
+def _other_inputs(manifest: Manifest | TrainingManifest) -> str:
+    images = manifest.images if isinstance(manifest, Manifest) else None
+    if images is None:
+        return "images or sounds, which are not measured"
+    return f"{write_many(images.num_images, 'image')} in prompts, prepared by {images.processor['class']}"
 
 
 def reproduce(manifest: Manifest) -> Section:

@@ -6,6 +6,7 @@ from mismatch_probe.errors import note_in_error
 from mismatch_probe.records.summary import SettingFinding
 from mismatch_probe.verdict.preflight.facts import Sides
 from mismatch_probe.verdict.preflight.rules import (
+    IMAGES,
     compressed_cache,
     forward_pass,
     inexact_fp32,
@@ -33,6 +34,7 @@ RULES: tuple[Callable[[Sides], Iterator[SettingFinding]], ...] = (
     forward_pass,
     adapters,
     *FORWARD,
+    *IMAGES,
     quantized_weights,
     quantized_sources,
     compressed_cache,

@@ -16,7 +16,7 @@ from mismatch_probe.verdict.preflight.facts import (
     reaches_forward_pass,
     setting_words,
 )
-from mismatch_probe.verdict.preflight.table import is_server
+from mismatch_probe.verdict.preflight.table import SettingRule, are_different, is_server
 
 PROMPT_START: Final = "prompt_start"
 
@@ -69,6 +69,33 @@ def inexact_fp32(sides: Sides) -> Iterator[SettingFinding]:
             "and precision.",
             code=Code.ONE_SIDED_DTYPE,
         )
+
+
+IMAGES: Final = (
+    SettingRule(
+        "images.other_pixels",
+        ("infer.images.other_pixels", "infer.images.num_prompts"),
+        lambda number, _: bool(number),
+        "error",
+        "of {0} of {1} prompts with images the engine prepared other pixels than the checkpoint's processor, whose "
+        "pixels the training path has",
+        "Give both sides one processor with one set of arguments; leave --vllm.mm_processor_kwargs out.",
+        side="mu",
+        code=Code.CONFIGURATION,
+    ),
+    SettingRule(
+        "images.attention",
+        ("train.images.attention", "infer.images.attention"),
+        are_different,
+        "error",
+        "the tokens of an image see {0} on the training path and {1} in the engine",
+        "Run the engine where its attention has both directions for images (vLLM on a GPU with TRITON_ATTN or "
+        "FLEX_ATTENTION; not on a CPU), or score as it does.",
+        code=Code.CONFIGURATION,
+        write_value=lambda attention: "each other" if attention == "both ways" else "only what is before them",
+    ),
+)
+"""The pixels of prompts' images on both sides, and how their tokens see each other."""
 
 
 CAUSE_OF_KEY: tuple[tuple[str, Code], ...] = (

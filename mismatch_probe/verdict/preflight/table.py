@@ -78,7 +78,7 @@ def _is_set(value: Any) -> bool:
     return value is not None
 
 
-def _are_different(first: Any, second: Any) -> bool:
+def are_different(first: Any, second: Any) -> bool:
     return first is not None and second is not None and first != second
 
 
@@ -91,7 +91,7 @@ def _is_coarse(name: Any) -> bool:
 
 
 def _heads_differ(train: Any, infer: Any, train_dtype: Any, infer_dtype: Any) -> bool:
-    return train_dtype == infer_dtype and _are_different(train and short_name(train), infer and short_name(infer))
+    return train_dtype == infer_dtype and are_different(train and short_name(train), infer and short_name(infer))
 
 
 ASKED: Final = tuple(
@@ -116,7 +116,7 @@ SAMPLING: Final = (
     SettingRule(
         "temperature",
         ("train.temperature", "infer.replay_temperature"),
-        _are_different,
+        are_different,
         "error",
         "the engine samples at temperature {1:g}, the training path scores at {0:g}",
         "Divide the training path's logits by the sampling temperature.",
@@ -270,7 +270,7 @@ FORMATS: Final = (
     SettingRule(
         "experts_dtype",
         ("train.experts_dtype", "train_dtype"),
-        _are_different,
+        are_different,
         "warning",
         "the training path's experts compute in {0} and the rest of it in {1}: autocast does not reach grouped "
         "products",
