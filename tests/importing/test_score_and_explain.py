@@ -300,3 +300,19 @@ def test_a_checkpoint_that_is_not_there_is_found_out_before_the_log_is_read(tmp_
     )
     assert "./none does not exist" in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("step", "word"), [(None, "CHECKPOINT"), (99, "MODEL")])
+def test_the_command_that_goes_on_does_not_repeat_a_checkpoint_that_cannot_be_used(
+    model: Path, tmp_path: Path, step: int | None, word: str
+) -> None:
+    """Without weights the checkpoint is the fault, and with a step that the log lacks it is not."""
+    log = write(tmp_path / "log.jsonl", [{"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-1.0], "step": 1}])
+    given_model = model if step is not None else tmp_path / "bare"
+    if step is None:
+        given_model.mkdir()
+        (given_model / "config.json").write_bytes((model / "config.json").read_bytes())
+    words = [] if step is None else ["--step", step]
+    ended = probe("import", log, "--model", given_model, *words, "--out", tmp_path / "run", code=ExitCode.USAGE)
+    expected = given_model if word == "MODEL" else word
+    assert f"    mismatch-probe explain {tmp_path / 'run'} --model {expected}\n" in ended.stderr
