@@ -272,6 +272,7 @@ def test_one_call_imports_explains_and_scores_and_shows_text(
     texts = read_table(run.rollouts_path)["token_texts"].to_pylist()
     assert texts == read_table(compared.rollouts_path)["token_texts"].to_pylist()
     assert (run.path / "explain.json").exists()
+    assert (scored_run.path / "explain.json").exists(), "what was found of the log is known of its scored run"
     summary = scored_run.read_summary()
     assert {"log", "bf16", "fp32"} <= {pair.train for pair in summary.pairs}
     assert json.loads(answer.stdout)["pairs"][0]["train"] == summary.pairs[0].train
