@@ -272,6 +272,7 @@ def test_one_call_imports_explains_and_scores_and_shows_text(
     texts = read_table(run.rollouts_path)["token_texts"].to_pylist()
     assert texts == read_table(compared.rollouts_path)["token_texts"].to_pylist()
     assert (run.path / "explain.json").exists()
+    assert (scored_run.path / "explain.json").exists(), "what was found of the log is known of its scored run"
     summary = scored_run.read_summary()
     assert {"log", "bf16", "fp32"} <= {pair.train for pair in summary.pairs}
     assert json.loads(answer.stdout)["pairs"][0]["train"] == summary.pairs[0].train
@@ -300,3 +301,19 @@ def test_a_checkpoint_that_is_not_there_is_found_out_before_the_log_is_read(tmp_
     )
     assert "./none does not exist" in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("step", "word"), [(None, "CHECKPOINT"), (99, "MODEL")])
+def test_the_command_that_goes_on_does_not_repeat_a_checkpoint_that_cannot_be_used(
+    model: Path, tmp_path: Path, step: int | None, word: str
+) -> None:
+    """Without weights the checkpoint is the fault, and with a step that the log lacks it is not."""
+    log = write(tmp_path / "log.jsonl", [{"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-1.0], "step": 1}])
+    given_model = model if step is not None else tmp_path / "bare"
+    if step is None:
+        given_model.mkdir()
+        (given_model / "config.json").write_bytes((model / "config.json").read_bytes())
+    words = [] if step is None else ["--step", step]
+    ended = probe("import", log, "--model", given_model, *words, "--out", tmp_path / "run", code=ExitCode.USAGE)
+    expected = given_model if word == "MODEL" else word
+    assert f"    mismatch-probe explain {tmp_path / 'run'} --model {expected}\n" in ended.stderr
