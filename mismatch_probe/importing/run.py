@@ -22,7 +22,7 @@ from mismatch_probe.config.model import (
     ReferenceSettings,
     SamplingSettings,
 )
-from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.config.sides import LOG_SIDE, InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
@@ -54,8 +54,6 @@ from mismatch_probe.records.tables import ROLLOUTS, read_rows
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.verdict.rounding import noise_sentence
 
-LOG_SIDE: Final = "log"
-"""The name of the sides whose numbers a log gives."""
 MOST_TOKENS: Final = 2_000_000
 _HIGHEST_TEMPERATURE: Final = 100.0
 _MOST_TEMPERATURES_NAMED: Final = 4

@@ -9,6 +9,7 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, join_names, write_estimate, write_number
 from mismatch_probe.records.examinations import Audit, Headroom
@@ -143,11 +144,17 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
 
 
 def _explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explanation | None:
-    """The gravest of those of a log and of its steps; None of a pair that was not logged."""
+    """The gravest of those of a log and of its steps; of a pair whose sampler alone was logged, that of the sampler's
+    side where it is a bug. None of any other pair.
+    """
     explanations = [document for document in documents if isinstance(document, Explanation)]
-    if not pair.is_logged or not explanations:
+    if not explanations or not (pair.is_logged or pair.infer == LOG_SIDE):
         return None
-    return min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
+    gravest = min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
+    if pair.is_logged:
+        return gravest
+    mu = next((side for side in gravest.sides if side.side == "mu" and side.verdict.kind == "bug"), None)
+    return None if mu is None else gravest.model_copy(update={"sides": [mu], "verdict": mu.verdict})
 
 
 def _tells_of_all(explanation: Explanation, pair: PairSummary) -> bool:

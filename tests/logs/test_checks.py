@@ -107,6 +107,19 @@ def test_one_value_that_is_no_log_prob_is_counted(sound, column, value, code, le
     assert findings[code].evidence == {"tokens": 1, "of": 90}
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (np.exp, "are above 0, as probabilities are (log their logarithms), at "),
+        (lambda values: 3 - values, "are above 0, as log-probs without their minus sign are (log them with it), at "),
+        (lambda values: at(values, 4, 0.5), "are above 0, and no probability is above 1, at 4 of 90"),
+    ],
+)
+def test_a_column_of_the_wrong_sign_says_what_it_looks_like(sound, change, words):
+    findings = findings_of(with_column(sound, "log_mu", lambda response: change(response.log_mu)))
+    assert words in findings["wrong_sign"].sentence
+
+
 def test_what_stands_at_a_tools_tokens_is_not_looked_at(sound):
     tool = with_column(sound, "log_pi", lambda each: np.where(each.sampled, each.log_pi, np.nan))
     assert findings_of(tool) == {}

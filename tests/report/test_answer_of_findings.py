@@ -176,6 +176,20 @@ def test_an_explanation_is_of_logged_sides_alone(is_logged: bool) -> None:
     assert (known.verdict.kind == "bug") is is_logged
 
 
+@pytest.mark.parametrize(
+    ("infer", "of_mu", "code"),
+    [("log", HOT, "temperature"), ("log", DECLARED, "beyond_format"), ("bf16", HOT, "beyond_format")],
+)
+def test_where_the_sampler_alone_was_logged_its_departure_is_the_cause(infer: str, of_mu: Verdict, code: str) -> None:
+    """As after `score`, whose training path is held against the log's sampler."""
+    beyond = Verdict(kind="bug", code="beyond_format", sentence="The sampler's side errs by more than BF16 can.")
+    summary = judged(beyond, is_logged=False)
+    pairs = [summary.pairs[0].model_copy(update={"infer": infer})]
+    known = with_findings(summary.model_copy(update={"pairs": pairs}), [explanation(of_mu)])
+    assert (known.verdict.kind, known.verdict.code) == ("bug", code)
+    assert [cause.code for cause in known.verdict.also] == (["beyond_format"] if code == "temperature" else [])
+
+
 def test_broken_data_stays_broken() -> None:
     broken = Verdict(kind="broken", code="ids_differ", sentence="The data is broken: other token ids.")
     known = with_findings(judged(broken), [explanation(DECLARED), localization(suspect_layer=5), headroom()])

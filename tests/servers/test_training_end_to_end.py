@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.train import weight_sync
 from tests.command_line import probe
 from tests.servers.proxy import GENERATE, Json, Proxy, Reply
 from tests.servers.real_server import RealServer, demo_checkpoint
@@ -29,7 +30,9 @@ def of(url: str, *more: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(vllm: RealServer) -> Iterator[None]:
+def _as_it_was(vllm: RealServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server as it was, after each test; a step asks it for a quarter of the single tokens that others draw."""
+    monkeypatch.setattr(weight_sync, "NUM_DRAWS", weight_sync.NUM_DRAWS // 4)
     yield
     vllm.load(demo_checkpoint())
     vllm.label("default")

@@ -109,11 +109,21 @@ def unrecorded_finding(
     return LogFinding.of(code, column=column, evidence=evidence, name=_NAMES[column], where=where, why=why)
 
 
+def _wrong_sign(column: str, sums: ColumnSums) -> str:
+    """What is wrong, and what to log instead where no number of the column has the right sign."""
+    if column == "entropy_nats":
+        return "below 0, and no entropy is"
+    if sums.lowest < 0:
+        return "above 0, and no probability is above 1"
+    if sums.highest <= 1:
+        return "above 0, as probabilities are (log their logarithms)"
+    return "above 0, as log-probs without their minus sign are (log them with it)"
+
+
 def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
     """The findings on a column, over the steps that have it."""
     if sums.wrong_sign:
-        sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
-        yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
+        yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, _wrong_sign(column, sums))
     if sums.absent and sums.num_recorded:
         yield _finding_with_count(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
