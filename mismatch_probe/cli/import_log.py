@@ -242,7 +242,9 @@ def _with_checkpoint(
         explanation, report = explain_import(run, model, step)
     except (KeyboardInterrupt, MismatchProbeError) as error:
         of_step = () if step is None or isinstance(error, UsageError) else ("--step", step)
-        go_on = command_line("explain", run.path, "--model", model["model"].get("path"), *of_step)
+        is_of_model = isinstance(error, UsageError) and "--model" in str(error)
+        checkpoint = "CHECKPOINT" if is_of_model else model["model"].get("path")
+        go_on = command_line("explain", run.path, "--model", checkpoint, *of_step)
         print_line(narration(), "What was imported is kept. Continue with:")
         print_command(narration(), go_on)
         raise

@@ -271,7 +271,7 @@ TYPER_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 
 _WORDS: Final = (
     (r"^Missing (argument|option|parameter) '(.*?)'\. ?", r"\2 is missing; "),
-    (r"^Invalid value for '(.*?)': ", r"\1 cannot be used: "),
+    (r"^Invalid value for '(.*?)': (?:Value error, )?", r"\1 cannot be used: "),
     (r"^Got unexpected extra arguments? ?(?:\(s\) )?\((.*)\)$", r"\1 is more than the command takes"),
     (r"^No such (option|command):? (\S+?)\.?(?= |$)", r"there is no \1 \2"),
     (r" ?\(Possible options: (.*)\)$", r"; did you mean \1?"),

@@ -27,6 +27,8 @@ from mismatch_probe.errors import UsageError
 
 Role = Literal["mu", "pi", "ref"]
 
+LOG_SIDE: Final = "log"
+"""The name of the sides whose numbers a log gives."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,47}")
 _ROLE_IN_NAMES: Final[dict[Role, str]] = {"mu": "infer", "pi": "train", "ref": "ref"}
 

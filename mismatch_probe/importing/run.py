@@ -22,7 +22,7 @@ from mismatch_probe.config.model import (
     ReferenceSettings,
     SamplingSettings,
 )
-from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.config.sides import LOG_SIDE, InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.errors import UsageError
@@ -54,8 +54,6 @@ from mismatch_probe.records.tables import ROLLOUTS, read_rows
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.verdict.rounding import noise_sentence
 
-LOG_SIDE: Final = "log"
-"""The name of the sides whose numbers a log gives."""
 MOST_TOKENS: Final = 2_000_000
 _HIGHEST_TEMPERATURE: Final = 100.0
 _MOST_TEMPERATURES_NAMED: Final = 4
@@ -259,10 +257,11 @@ def _write_log_run(
         choice_checks.add(response)
         version_checks.add(response)
         choices.add(response)
+        kept = None if response.kept is None else response.kept.singles()
         response = replace(response, experts=None, kept=None)
         prompt_id = census.add(response)
         row_partitions.add(prompt_id, response)
-        checks.add(response)
+        checks.add(replace(response, kept=kept))
         joined_turn = turn_checks.add(response)
         if joined_turn is not None:
             joined_partitions.add(prompt_id, joined_turn)

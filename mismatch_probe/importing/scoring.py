@@ -19,17 +19,17 @@ from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.compare.run import resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import ExplainSettings, LoggedSide
-from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.config.sides import LOG_SIDE, InferSide, Side, TrainSide
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.importing.rows import CHOICES_LEG
-from mismatch_probe.importing.run import LOG_SIDE, note_of
+from mismatch_probe.importing.run import note_of
 from mismatch_probe.importing.selection import responses_of_step, without_images
 from mismatch_probe.logs.checks.log import UnitSums, unit_findings
 from mismatch_probe.provenance.checkpoint import fingerprint, read_config, vocab_size
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.reading import merge_tables
-from mismatch_probe.records.findings import Explanation
+from mismatch_probe.records.findings import Explanation, Findings
 from mismatch_probe.records.legs import CHOICES, Legs, read_prompts, spans_of_tokens, with_choices, write_rollouts
 from mismatch_probe.records.manifest import LogNote, LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
@@ -118,7 +118,20 @@ def open_scoring(log_run: RunDirectory, path: Path, request: ScoreRequest, optio
     run_key = run.read_manifest().run_key
     write_rollouts(run, run_key, everything)
     _copy_logged_legs(Legs(log_run, first.run_key), Legs(run, run_key), logged_sides, rollouts["id"])
+    _copy_explanation(Findings(log_run.path), Findings(run.path), preparation.manifest.model.fingerprint, rollouts)
     return run
+
+
+def _copy_explanation(old: Findings, new: Findings, fingerprint_of_model: str, rollouts: pa.Table) -> None:
+    """What `explain` found of these responses with this checkpoint is known of the new run too, whose only responses
+    they are. What it could not explain says nothing there, where more is computed.
+    """
+    steps = set(rollouts["step"].to_pylist())
+    for explanation in old.explanations():
+        is_of_these = {explanation.step} == steps or (explanation.step is None and not new.explanations())
+        is_of_model = explanation.model_fingerprint == fingerprint_of_model
+        if is_of_these and is_of_model and explanation.verdict.kind in ("bug", "clean") and not new.explanations():
+            new.write(explanation.model_copy(update={"step": None}))
 
 
 def _scoring_settings(

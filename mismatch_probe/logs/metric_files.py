@@ -199,6 +199,9 @@ def _line_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
                 break
             if not isinstance(columns, dict):
                 raise Unreadable(f"line {number} is no JSON object")
+            if not log.num_values and columns and all(isinstance(values, dict) for values in columns.values()):
+                yield from _curves_of(columns)
+                continue
             step = _step_in_line(columns)
             inside = columns.get("data")
             values = {**columns, **inside} if isinstance(inside, dict) else columns
@@ -221,6 +224,10 @@ def _document_entries(file: IO[bytes]) -> Iterator[MetricEntry]:
     document = parse_line(content)
     if not isinstance(document, dict):
         raise Unreadable("it is no JSON object")
+    yield from _curves_of(document)
+
+
+def _curves_of(document: dict[str, Any]) -> Iterator[MetricEntry]:
     for name, values in document.items():
         if isinstance(values, dict):
             for step, value in values.items():

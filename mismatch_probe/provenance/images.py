@@ -138,6 +138,12 @@ def pixel_digest(tensors: "Iterable[torch.Tensor]") -> str:
     return digest.hexdigest()
 
 
+def processor_template(folder: Path) -> str | None:
+    """The chat template that lies with the processor alone, as in older checkpoints."""
+    template = getattr(_processor_of(folder), "chat_template", None)
+    return template if isinstance(template, str) else None
+
+
 def processor_facts(folder: Path) -> dict[str, Any]:
     """The class of the checkpoint's processor and the settings of its images, as plain JSON values."""
     processor = _processor_of(folder)

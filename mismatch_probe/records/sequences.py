@@ -257,6 +257,11 @@ class KeptSets:
         """Of each set [T]."""
         return np.diff(self.ends, prepend=0)
 
+    def singles(self) -> "KeptSets":
+        """Without the sets of several ids, whose tokens then have none."""
+        is_single = self.sizes == 1
+        return KeptSets(self.ids[self.ends[is_single] - 1], np.cumsum(is_single))
+
     def of(self, tokens: slice) -> "KeptSets":
         """The sets of some tokens in a row, without log-probs."""
         start = int(self.ends[tokens.start - 1]) if tokens.start else 0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.inert import cut_text
-from mismatch_probe.provenance.images import encode_images, text_with_images
+from mismatch_probe.provenance.images import encode_images, processor_template, text_with_images
 from mismatch_probe.records.sequences import EncodedPrompt, PromptImages
 from mismatch_probe.tasks.problems import Message, Prompt
 
@@ -160,6 +160,8 @@ def encode_prompts(
     """
     if tokenizer is None:
         return [_of_ids(prompt, vocabulary) for prompt in prompts]
+    if folder is not None and tokenizer.chat_template is None and any(prompt.images for prompt in prompts):
+        tokenizer.chat_template = processor_template(folder)
     wrap_text = chat_template == "always" or (chat_template == "auto" and tokenizer.chat_template is not None)
     if chat_template == "always":
         _require_template(tokenizer)

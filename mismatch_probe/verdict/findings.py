@@ -9,8 +9,9 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import capital, join_names, write_estimate
+from mismatch_probe.notation import capital, join_names, write_estimate, write_number
 from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.findings import Document, Explanation, Localization, SideExplanation, Suspect
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
@@ -27,6 +28,10 @@ from mismatch_probe.verdict.headline import (
     overall,
 )
 
+_NOTHING_COMPUTED: Final = (Code.UNEXPLAINED, Code.NOT_REPEATABLE)
+_FURTHER: Final = 1.5
+"""Times as far from the checkpoint as the other side; two right sides err alike."""
+_SIDES: Final = {"mu": "The engine", "pi": "The training path"}
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 BY_EXPLAIN: Final = "explain, with the checkpoint: "
 _BY_LOCALIZE: Final = "localize, inside both sides: "
@@ -139,11 +144,17 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
 
 
 def _explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explanation | None:
-    """The gravest of those of a log and of its steps; None of a pair that was not logged."""
+    """The gravest of those of a log and of its steps; of a pair whose sampler alone was logged, that of the sampler's
+    side where it is a bug. None of any other pair.
+    """
     explanations = [document for document in documents if isinstance(document, Explanation)]
-    if not pair.is_logged or not explanations:
+    if not explanations or not (pair.is_logged or pair.infer == LOG_SIDE):
         return None
-    return min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
+    gravest = min(explanations, key=lambda each: _GRAVEST_FIRST.index(each.verdict.kind))
+    if pair.is_logged:
+        return gravest
+    mu = next((side for side in gravest.sides if side.side == "mu" and side.verdict.kind == "bug"), None)
+    return None if mu is None else gravest.model_copy(update={"sides": [mu], "verdict": mu.verdict})
 
 
 def _tells_of_all(explanation: Explanation, pair: PairSummary) -> bool:
@@ -171,6 +182,8 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
     """
     result = explanation.verdict
     is_sound = result.kind == "clean" or all(map(_is_as_declared, explanation.sides))
+    if verdict.code in (Code.PERIOD, Code.ONSET) and (is_sound or result.code in _NOTHING_COMPUTED):
+        return _with_side(verdict, explanation)
     if result.kind == "broken" and not is_sound:
         return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{BY_EXPLAIN}{result.sentence}"])})
     if is_sound:
@@ -191,6 +204,21 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
     )
     also = {cause.code: cause for cause in (*result.also, *verdict.also, *others) if cause.code != result.code}
     return result.model_copy(update={"evidence": evidence, "also": list(also.values())})
+
+
+def _with_side(verdict: Verdict, explanation: Explanation) -> Verdict:
+    """A fault at places of the context, which no hypothesis has, of the side that lies farther from the checkpoint."""
+    sides = {side.side: side for side in explanation.sides if side.trials}
+    lines = [f"{BY_EXPLAIN}{side.verdict.sentence}" for side in explanation.sides]
+    sentence = verdict.sentence
+    if len(sides) == 2:
+        of_sides = sorted(((side, side.trials[0].residual_nats) for side in sides.values()), key=lambda each: -each[1])
+        (far, largest), (_, other) = of_sides
+        if largest > _FURTHER * other:
+            sentence = re.sub("^(One side|The engine|The training path)", _SIDES[far.side], sentence)
+            first, second = (f"{_SIDES[side.side].lower()} lies {write_number(size)} nats" for side, size in of_sides)
+            lines.append(f"{BY_EXPLAIN}{first} from what the checkpoint gives, {second}")
+    return verdict.model_copy(update={"sentence": sentence, "evidence": _with_lines(verdict, lines)})
 
 
 def _with_lines(verdict: Verdict, lines: Sequence[str]) -> list[str]:

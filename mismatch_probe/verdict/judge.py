@@ -42,7 +42,8 @@ def judge(case: Case) -> Verdict:
 
 def _with_levels(case: Case, verdict: Verdict) -> Verdict:
     """The verdict on a log of unknown cause, with a change of level inside its responses: it names no weights."""
-    if not case.is_logged or case.disagreement is None or verdict.kind not in ("undecided", "precision", "clean"):
+    is_named = verdict.kind not in ("undecided", "precision", "clean") and verdict.code != Code.BEYOND_FORMAT
+    if not case.is_logged or case.disagreement is None or is_named:
         return verdict
     change = level_change_of(case.disagreement)
     if change is None:

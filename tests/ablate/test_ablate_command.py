@@ -17,8 +17,8 @@ from tests.warm_python import warm_python
 pytestmark = pytest.mark.slow
 
 GRID = (
-    *("--model", "demo", "--task", "sums:terms=3", "--num-problems", "8", "--objective", "pg-seq-is"),
-    *("--prompts-per-step", "4", "--samples-per-prompt", "2", "--max-new-tokens", "40"),
+    *("--model", "demo", "--task", "copy:terms=2", "--num-problems", "8", "--objective", "pg-seq-is"),
+    *("--prompts-per-step", "4", "--samples-per-prompt", "2", "--max-new-tokens", "16"),
     *("--learning-rate", "1e-4", "--checkpoint-every", "2", "--steps", "4"),
     *("--precision", "bf16", "--precision", "fp32"),
 )

@@ -16,6 +16,7 @@ from tests.command_line import probe
         ("--bogus", "there is no option --bogus; `mismatch-probe --help` lists"),
         ("compare --model", "--model needs a value behind it; `mismatch-probe compare --help` lists"),
         ("compare --model demo --num-prompts x", "--num-prompts x cannot be used: "),
+        ("report RUN --plotlyjs inline", "--plotlyjs inline cannot be used: 'inline' is not one of 'embed', 'cdn';"),
         ("train --model demo --steps 1.5", "--steps 1.5 cannot be used: "),
         ("headroom --modell x", "there is no option --modell; did you mean --model? `mismatch-probe headroom --help`"),
         (

@@ -76,7 +76,7 @@ def explained(log: list[LoggedResponse], older: Path, newer: Path) -> Explanatio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [0.03, 0.06, 0.2])
+@pytest.mark.parametrize("size", [0.03, 0.2])
 def test_weights_that_change_within_responses_are_named_with_their_place_and_the_stamp_at_completion(
     tmp_path: Path, size: float
 ) -> None:

@@ -1,6 +1,7 @@
 """`compare --headroom`: yes or no to training in FP16, of real vLLM and the real examination together."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,17 +9,23 @@ import pytest
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.errors import ExitCode, OutOfMemory
 from mismatch_probe.records.findings import Findings
-from tests.command_line import FEW, probe
+from tests.command_line import FEW, Answer, probe
 from tests.headroom.planted import planted
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 32, "--config", FEW)
+SMALL = ("--prompts", "sums:easy", "--num-prompts", 8, "--max-new-tokens", 16, "--config", FEW)
 
 
-def test_the_demo_checkpoint_is_to_be_trained_in_fp16_and_is_examined_once(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    ended = probe("compare", "--model", "demo", "--headroom", "--out", run, *SMALL, "--json", code=ExitCode.PASS)
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answer]:
+    """A run of the demo checkpoint, and what the command said."""
+    run = tmp_path_factory.mktemp("demo") / "run"
+    return run, probe("compare", "--model", "demo", "--headroom", "--out", run, *SMALL, "--json", code=ExitCode.PASS)
+
+
+def test_the_demo_checkpoint_is_to_be_trained_in_fp16_and_is_examined_once(compared: tuple[Path, Answer]) -> None:
+    run, ended = compared
     headline = json.loads(ended.stdout)["headline"]
     yes = "Train in FP16: yes, the checkpoint fits FP16 with a loss scale (headroom)."
     assert headline.startswith(f"{yes} No bug. BF16 rounding costs KL ")
@@ -42,14 +49,17 @@ def test_a_model_that_overflows_fp16_is_not(tmp_path: Path) -> None:
 
 
 def test_where_the_checkpoint_cannot_be_examined_the_comparison_keeps_its_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compared: tuple[Path, Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run that was examined, without what was found."""
+
     def refuse(*_: object) -> None:
         raise OutOfMemory("it does not fit")
 
     monkeypatch.setattr("mismatch_probe.headroom.run.measure_headroom", refuse)
-    run = tmp_path / "run"
-    ended = probe("compare", "--model", "demo", "--headroom", "--out", run, *SMALL, "--json", code=ExitCode.PASS)
+    run = shutil.copytree(compared[0], tmp_path / "run")
+    (run / "headroom.json").unlink()
+    ended = probe("compare", "--resume", "--headroom", "--out", run, "--json", code=ExitCode.PASS)
     headline = json.loads(ended.stdout)["headline"]
     assert headline.startswith("No bug. BF16 rounding costs KL ")
     assert " Train in FP16: undecided, headroom could not examine the checkpoint: it does not fit." in headline

@@ -33,7 +33,7 @@ def compared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirect
     """A comparison in BF16, whose records the logs are made of."""
     folder = tmp_path_factory.mktemp("compared")
     prompts = write(folder / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(24)])
-    words = ["--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", 48, "--out", folder / "run", "--config", FEW]
+    words = ["--prompts", prompts, "--dtype", "bf16", "--max-new-tokens", 24, "--out", folder / "run", "--config", FEW]
     probe("compare", "--model", model, *words, code=ExitCode.PASS)
     return RunDirectory(folder / "run")
 
@@ -109,7 +109,7 @@ def with_pictures(compared: RunDirectory, num_rows: int) -> list[dict[str, Any]]
     return rows
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 20])
+@pytest.mark.parametrize("num_rows", [1, 20])
 def test_responses_behind_a_picture_are_left_out_and_accused_of_nothing(
     compared: RunDirectory, seeing: Path, tmp_path: Path, num_rows: int
 ) -> None:
@@ -145,14 +145,14 @@ def test_a_log_of_pictures_alone_is_refused_and_one_without_is_scored_whole(
 
 
 def test_every_response_to_a_prompt_is_scored_by_the_engine_too(model: Path, tmp_path: Path) -> None:
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(8)])
-    words = ["--prompts", prompts, "--samples-per-prompt", 3, "--dtype", "bf16", "--max-new-tokens", 24]
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(4)])
+    words = ["--prompts", prompts, "--samples-per-prompt", 3, "--dtype", "bf16", "--max-new-tokens", 12]
     probe("compare", "--model", model, *words, "--out", tmp_path / "own", "--config", FEW, code=ExitCode.PASS)
     rows = log_of_run(RunDirectory(tmp_path / "own"), "bf16")
     probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", code=ExitCode.PASS)
     probe("score", tmp_path / "run", "--model", model, "--out", tmp_path / "scored", code=ExitCode.PASS)
     pairs = {(pair.train, pair.infer): pair for pair in RunDirectory(tmp_path / "scored").read_summary().pairs}
-    assert {pair.counts.num_sequences for pair in pairs.values()} == {24}
+    assert {pair.counts.num_sequences for pair in pairs.values()} == {12}
     assert pairs["fp32", "fp32"].verdict.kind == "clean"
 
 
@@ -272,6 +272,7 @@ def test_one_call_imports_explains_and_scores_and_shows_text(
     texts = read_table(run.rollouts_path)["token_texts"].to_pylist()
     assert texts == read_table(compared.rollouts_path)["token_texts"].to_pylist()
     assert (run.path / "explain.json").exists()
+    assert (scored_run.path / "explain.json").exists(), "what was found of the log is known of its scored run"
     summary = scored_run.read_summary()
     assert {"log", "bf16", "fp32"} <= {pair.train for pair in summary.pairs}
     assert json.loads(answer.stdout)["pairs"][0]["train"] == summary.pairs[0].train
@@ -300,3 +301,19 @@ def test_a_checkpoint_that_is_not_there_is_found_out_before_the_log_is_read(tmp_
     )
     assert "./none does not exist" in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("step", "word"), [(None, "CHECKPOINT"), (99, "MODEL")])
+def test_the_command_that_goes_on_does_not_repeat_a_checkpoint_that_cannot_be_used(
+    model: Path, tmp_path: Path, step: int | None, word: str
+) -> None:
+    """Without weights the checkpoint is the fault, and with a step that the log lacks it is not."""
+    log = write(tmp_path / "log.jsonl", [{"prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": [-1.0], "step": 1}])
+    given_model = model if step is not None else tmp_path / "bare"
+    if step is None:
+        given_model.mkdir()
+        (given_model / "config.json").write_bytes((model / "config.json").read_bytes())
+    words = [] if step is None else ["--step", step]
+    ended = probe("import", log, "--model", given_model, *words, "--out", tmp_path / "run", code=ExitCode.USAGE)
+    expected = given_model if word == "MODEL" else word
+    assert f"    mismatch-probe explain {tmp_path / 'run'} --model {expected}\n" in ended.stderr

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from mismatch_probe.compare.run_reader import RunReader
+from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.importing.run import LOG_SIDE, Log, LogSettings, import_log
+from mismatch_probe.importing.run import Log, LogSettings, import_log
 from mismatch_probe.logs import FORMATS
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary

@@ -54,7 +54,7 @@ def test_the_demo_model_from_prompts_to_json(tmp_path: Path, monkeypatch: pytest
     [("bf16", "fp32"), ("fp16", "bf16")],
 )
 def test_rounding_in_two_formats_accuses_nobody(train: str, infer: str) -> None:
-    shape = ("--num-prompts", "4", "--max-new-tokens", "24", "--modules", "--no-interventions", "--json")
+    shape = ("--num-prompts", "4", "--max-new-tokens", "12", "--modules", "--no-interventions", "--json")
     done = run("--model", "demo", "--train-dtype", train, "--infer-dtype", infer, *shape)
     assert done.returncode == 0, done
     assert Localization.model_validate_json(done.stdout).suspects == []

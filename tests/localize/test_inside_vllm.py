@@ -59,11 +59,12 @@ def test_every_module_is_matched_and_errs_as_rounding_does(
     held = bench.hold("infer", "train")
     names = PlaceNames.of({"layer_paths": layout["layer_paths"]}, {**layout, "names": infer_names(layout)})
     assert names.modules_without_place({error.place for error in held.errors}) == []
-    assert {error.place for error in bench.twice().errors} == {error.place for error in held.errors}
     assert [suspect.place for suspect in held.suspects] == ROUNDS_ITS_SCORES.get(family, [])
 
     twice = bench.hold("infer", "infer again")
     assert [error.between for error in twice.errors] == [0.0] * len(twice.errors)
+    bench.batches = bench.batches[:1]
+    assert {error.place for error in bench.twice().errors} == {error.place for error in held.errors}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"], indirect=True)

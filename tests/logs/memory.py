@@ -1,5 +1,9 @@
-"""`python -m tests.logs.memory FILE [FORMAT]`: MiB that reading a log takes at most, and the sentence it ends with."""
+"""`python -m tests.logs.memory`: of each line, `[FILE, FORMAT]`, the MiB that reading the log takes at most, how many
+rows it has and the sentence that it ends with. Each is read in a fork of a process that has read none.
+"""
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +16,7 @@ def resident_mib(field: str) -> float:
     return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
-def main(path: Path, name: str | None = None) -> None:
+def measure(path: Path, name: str | None) -> None:
     before = resident_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     held, sentence = 0, ""
@@ -23,8 +27,19 @@ def main(path: Path, name: str | None = None) -> None:
             held += 1
     except UsageError as error:
         sentence = str(error)
-    print(f"{resident_mib('VmHWM') - before:.0f}\t{held}\t{sentence}")
+    print(f"{resident_mib('VmHWM') - before:.0f}\t{held}\t{sentence}", flush=True)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        path, name = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            measure(Path(path), name)
+            os._exit(0)
+        if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            sys.exit(code)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main()

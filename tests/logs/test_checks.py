@@ -107,6 +107,19 @@ def test_one_value_that_is_no_log_prob_is_counted(sound, column, value, code, le
     assert findings[code].evidence == {"tokens": 1, "of": 90}
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (np.exp, "are above 0, as probabilities are (log their logarithms), at "),
+        (lambda values: 3 - values, "are above 0, as log-probs without their minus sign are (log them with it), at "),
+        (lambda values: at(values, 4, 0.5), "are above 0, and no probability is above 1, at 4 of 90"),
+    ],
+)
+def test_a_column_of_the_wrong_sign_says_what_it_looks_like(sound, change, words):
+    findings = findings_of(with_column(sound, "log_mu", lambda response: change(response.log_mu)))
+    assert words in findings["wrong_sign"].sentence
+
+
 def test_what_stands_at_a_tools_tokens_is_not_looked_at(sound):
     tool = with_column(sound, "log_pi", lambda each: np.where(each.sampled, each.log_pi, np.nan))
     assert findings_of(tool) == {}
@@ -235,6 +248,28 @@ def test_padding_under_the_mask_is_seen(sound, side):
         replace(each, **{name: padded(getattr(each, name), fill) for name, fill in fills.items()}) for each in sound
     ]
     assert findings_of(faulty)["padding_as_tokens"].evidence == {"responses": 6, "at": sound[0].where}
+
+
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_a_text_that_repeats_itself_is_no_padding_where_the_sampler_has_real_zeros(sound, is_sure):
+    """Alone in its nucleus at half of the tokens, then at each of a row; a trainer that is unsure there refutes it."""
+
+    def repeated(each):
+        real = np.where(np.arange(each.log_mu.size) % 2, each.log_mu, 0.0)
+        pi = np.where(real == 0, -1e-6, each.log_pi)
+        row = np.full(12, 0.0)
+        return replace(
+            each,
+            token_ids=np.concatenate([each.token_ids, np.full(12, 7, np.int32)]),
+            sampled=np.concatenate([each.sampled, row == 0]),
+            log_mu=np.concatenate([real, row]),
+            log_pi=np.concatenate([pi, row - (1e-6 if is_sure else 3.0)]),
+            log_ref=None,
+            entropy_nats=None,
+        )
+
+    found_codes = {finding.code for finding in checked([repeated(each) for each in sound]).findings()}
+    assert ("padding_as_tokens" in found_codes) != is_sure
 
 
 def test_checks_of_parts_add_up(sound):

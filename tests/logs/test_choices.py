@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mismatch_probe.logs import LogChecks
 from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
 from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.records.sequences import KeptSets, LoggedResponse
@@ -153,6 +154,16 @@ def test_sound_sets_accuse_nobody(seed: int, top_p: float) -> None:
     reading = checks_of(log).kept_reading()
     assert reading is not None
     assert (reading.coverage, reading.agreement) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("are_recorded", [True, False])
+def test_zeros_of_tokens_that_are_alone_in_their_sets_are_no_question(are_recorded: bool) -> None:
+    checks = LogChecks()
+    for response in with_sets(1, responses=60, top_p=0.8):
+        assert response.kept is not None
+        log_p = np.where(response.kept.sizes == 1, 0.0, -1.0)
+        checks.add(replace(response, log_mu=log_p, log_pi=log_p.copy(), kept=response.kept if are_recorded else None))
+    assert ("zeros_untold" in {str(finding.code) for finding in checks.findings()}) != are_recorded
 
 
 def test_an_empty_set_is_no_cut_and_no_fault() -> None:

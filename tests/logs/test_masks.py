@@ -167,6 +167,35 @@ def test_a_mask_that_ends_late_is_named(value, log_pi):
     assert edges_found(responses) == [(LogCode.MASK_EDGE, "ends a token late")]
 
 
+def with_zeros_at_edges(edge: str, log_pi: float, *, coarse: bool = False) -> list[LoggedResponse]:
+    """A mask takes in a token of which the sampler has 0 and the trainer is nearly sure. A coarse sampler has 0
+    wherever the trainer is sure.
+    """
+    random, responses = np.random.default_rng(3), []
+    for each in log(40):
+        off = moved(each, edge)
+        is_extra = off.sampled & ~each.sampled
+        if edge == "begins a token early":  # the first stretch of a response begins where it should
+            off.sampled[:20] = False
+        pi = np.where(is_extra, np.where(random.random(is_extra.size) < 0.1, -3.0, log_pi), each.log_pi)
+        log_mu = np.where(is_extra | (coarse & (pi > -1.0)), 0.0, each.log_mu)
+        ids = np.where(is_extra, random.integers(20, 800, is_extra.size), each.token_ids)
+        responses.append(replace(off, token_ids=ids, log_mu=log_mu, log_pi=pi))
+    return responses
+
+
+@pytest.mark.parametrize("edge", ["begins a token early", "ends a token late"])
+@pytest.mark.parametrize("log_pi", [-3.0, -0.3, -0.01])
+def test_zeros_at_an_edge_stand_for_no_log_prob_where_tokens_as_sure_have_one(edge, log_pi):
+    assert (LogCode.MASK_EDGE, edge) in edges_found(with_zeros_at_edges(edge, log_pi))
+
+
+@pytest.mark.parametrize("edge", ["begins a token early", "ends a token late"])
+def test_zeros_at_an_edge_accuse_nobody_where_they_may_be_real(edge):
+    assert edges_found(with_zeros_at_edges(edge, -1e-3)) == []
+    assert edges_found(with_zeros_at_edges(edge, -0.1, coarse=True)) == []
+
+
 @pytest.mark.parametrize("filler", [0.0, np.nan, -9999.0])
 def test_a_row_with_its_prompt_shows_the_sampled_token_that_its_mask_leaves_out(filler):
     own = np.array([False] * 4 + [True] * 3)

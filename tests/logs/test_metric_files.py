@@ -45,6 +45,12 @@ def test_every_sample_is_tested() -> None:
     assert {path.name for path in DATA.iterdir()} == {*SAMPLES, "README.md"}
 
 
+def test_a_document_of_curves_may_stand_in_one_line(tmp_path: Path) -> None:
+    document = json.loads((DATA / "nemo_rl.json").read_text())
+    (tmp_path / "metrics.json").write_text(json.dumps(document))
+    assert read_metric_log(tmp_path / "metrics.json").series == read_metric_log(DATA / "nemo_rl.json").series
+
+
 def test_two_ways_to_write_one_run_give_one_curve() -> None:
     lines, console, chart = (read_metric_log(DATA / name) for name in ("verl.jsonl", "verl.log", "wandb_chart.csv"))
     assert lines.series == console.series

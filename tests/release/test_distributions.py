@@ -64,6 +64,9 @@ MISTAKES = {
     "decision.skp": 'has no attribute "skp"',
 }
 
+UNSEEN = "rich.*,httpx2.*,email_validator.*,jinja2.*,filelock.*,yaml.*,dns.*,anyio.*"
+"""Packages whose types reach no name of the API: mypy takes a sixth less time without them."""
+
 
 def build(kind: str, sources: Path, into: Path) -> None:
     """Without a network: the build backend of this environment, and no environment of its own."""
@@ -231,6 +234,7 @@ def test_the_api_is_loaded_from_the_installed_wheel(environment: CleanEnvironmen
 def test_a_type_checker_knows_the_api_from_the_installed_wheel(environment: CleanEnvironment, tmp_path: Path) -> None:
     num_lines = len(USER.splitlines())
     (tmp_path / "user.py").write_text(USER + "\n".join(MISTAKES) + "\n")
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\n[mypy-{UNSEEN}]\nfollow_imports = skip\n")
     path = environment.packages / "mismatch_probe"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mismatch_probe").symlink_to(path)

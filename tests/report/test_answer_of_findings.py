@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mismatch_probe.config.model import ExplainSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.findings import Document, Explanation, Findings, SideExplanation
+from mismatch_probe.records.findings import Document, Explanation, Findings, SideExplanation, Trial
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, summary_of_run
 from mismatch_probe.report.page import answer_on_screen
@@ -137,10 +137,57 @@ def test_another_cause_than_explain_found_stays_named() -> None:
     assert [cause.code for cause in known.verdict.also] == ["label_offset"]
 
 
+PERIOD = Verdict(kind="bug", code="period", sentence="One side errs once in every 32 places of the context, at 3.")
+UNCERTAIN = Verdict(kind="undecided", code="unexplained", sentence="Unexplained: nothing that was computed fits.")
+RANDOM = Verdict(kind="bug", code="not_repeatable", sentence="The engine's side does not agree with itself.")
+
+
+def with_residuals(mu: Verdict, nats: tuple[float, float]) -> Explanation:
+    """What each side leaves as declared, mu and pi."""
+    filed = explanation(mu)
+    trials = [
+        Trial(departures=[], explained=0.0, residual_floors=1.0, residual_nats=size, standard_scores=0.0)
+        for size in nats
+    ]
+    sides = [side.model_copy(update={"trials": [trial]}) for side, trial in zip(filed.sides, trials, strict=True)]
+    return filed.model_copy(update={"sides": sides})
+
+
+@pytest.mark.parametrize("mu", [DECLARED, UNCERTAIN, RANDOM])
+@pytest.mark.parametrize(
+    ("nats", "who"), [((0.1, 0.01), "The engine"), ((0.01, 0.1), "The training path"), ((0.02, 0.018), "One side")]
+)
+def test_a_fault_at_places_stays_named_and_the_checkpoint_says_the_side(mu: Verdict, nats, who: str) -> None:
+    known = with_findings(judged(PERIOD), [with_residuals(mu, nats)])
+    assert known.verdict.code == "period"
+    assert known.verdict.sentence.startswith(f"{who} errs once in every 32 places")
+    assert any(line.startswith("explain, with the checkpoint: ") for line in known.verdict.evidence)
+    again = with_findings(known, [with_residuals(mu, nats)])
+    assert again.verdict == known.verdict
+
+
+def test_a_departure_that_explain_computes_stands_before_a_fault_at_places() -> None:
+    assert with_findings(judged(PERIOD), [with_residuals(HOT, (0.1, 0.01))]).verdict.code == "temperature"
+
+
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_an_explanation_is_of_logged_sides_alone(is_logged: bool) -> None:
     known = with_findings(judged(OPEN, is_logged=is_logged), [explanation(HOT)])
     assert (known.verdict.kind == "bug") is is_logged
+
+
+@pytest.mark.parametrize(
+    ("infer", "of_mu", "code"),
+    [("log", HOT, "temperature"), ("log", DECLARED, "beyond_format"), ("bf16", HOT, "beyond_format")],
+)
+def test_where_the_sampler_alone_was_logged_its_departure_is_the_cause(infer: str, of_mu: Verdict, code: str) -> None:
+    """As after `score`, whose training path is held against the log's sampler."""
+    beyond = Verdict(kind="bug", code="beyond_format", sentence="The sampler's side errs by more than BF16 can.")
+    summary = judged(beyond, is_logged=False)
+    pairs = [summary.pairs[0].model_copy(update={"infer": infer})]
+    known = with_findings(summary.model_copy(update={"pairs": pairs}), [explanation(of_mu)])
+    assert (known.verdict.kind, known.verdict.code) == ("bug", code)
+    assert [cause.code for cause in known.verdict.also] == (["beyond_format"] if code == "temperature" else [])
 
 
 def test_broken_data_stays_broken() -> None:

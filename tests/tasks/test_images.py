@@ -149,6 +149,15 @@ def test_a_cut_image_and_one_far_too_large_are_refused(tmp_path: Path, monkeypat
         read_image(path, "the prompt")
 
 
+def test_a_template_may_lie_with_the_processor_alone(seeing: Path, write: WriteRow, tmp_path: Path) -> None:
+    older = copytree(seeing, tmp_path / "older")
+    template = (older / "chat_template.jinja").read_text()
+    (older / "chat_template.jinja").unlink()
+    (older / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(older).chat_template is None
+    assert encode(older, write({"type": "image", "image": "red.png"})).text == "Look: [image]>"
+
+
 def test_a_checkpoint_without_a_processor_is_refused(seeing: Path, write: WriteRow, tmp_path: Path) -> None:
     blind = copytree(seeing, tmp_path / "blind")
     (blind / "processor_config.json").unlink()

@@ -64,6 +64,6 @@ def test_a_model_that_does_not_learn_fails_and_goes_on_without_trying_the_proble
 
 
 def test_a_task_out_of_reach_is_refused_after_trying_it(tmp_path: Path) -> None:
-    words = (*SMALL, "--task", "copy:long", "--max-new-tokens", "8", "--steps", "1", "--out", tmp_path / "run")
+    words = (*SMALL, "--task", "copy:terms=4", "--max-new-tokens", "8", "--steps", "1", "--out", tmp_path / "run")
     answer = sanity(*words, code=ExitCode.USAGE)
     assert "fewer than the 2 problems of a step; give more --candidates, an easier --task" in answer.stderr

@@ -143,8 +143,8 @@ def test_a_run_that_a_guard_stops_ends_with_1_and_a_diagnosis_and_goes_on_once_f
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text('def score(prompt, response, answer):\n    return float("nan")\n')
-    small = """--model demo --task sums:terms=3 --num-problems 32 --reward own:score --prompts-per-step 4
-        --samples-per-prompt 4 --max-new-tokens 40 --steps 5 --out run"""
+    small = """--model demo --task copy:terms=2 --num-problems 32 --reward own:score --prompts-per-step 4
+        --samples-per-prompt 4 --max-new-tokens 16 --steps 5 --out run"""
     output = command(small, ExitCode.GATE_FAILED)
     assert "rewards of the last step cannot be learned from" in output.splitlines()[0]
     outcome = TrainingDirectory(tmp_path / "run").read_training_manifest().outcome

@@ -116,6 +116,12 @@ def test_no_other_shape_of_a_log_has_such_a_change(seed: int, shape: str) -> Non
     assert level_change_of(alone(replace(disagreement, pair=replace(disagreement.pair, log_pi=log_pi)))) is None
 
 
+def test_a_deviation_too_large_for_rounding_hides_no_such_change() -> None:
+    verdict = judge(case(updated(0, 3000, 1.0, rises=False), is_logged=True))
+    assert verdict.code == "beyond_format"
+    assert any("falls at once" in line for line in verdict.evidence)
+
+
 def test_a_log_with_such_a_change_says_so_and_accuses_no_weights() -> None:
     verdict = judge(case(updated(0, 30, 0.6, rises=False), is_logged=True))
     assert verdict.kind == "undecided"

@@ -10,6 +10,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats
 from mismatch_probe.verdict.signatures.places import onset, onset_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from mismatch_probe.verdict.signatures.sampling import truncated_support
 from tests.verdict import simulated
 
 BF16 = Dtype.BF16
@@ -161,3 +162,14 @@ def test_two_prompts_that_cross_the_place_are_too_few() -> None:
     clusters[crossing] = crossing % 2
     sequences = replace(disagreement.pair.sequences, clusters=clusters)
     assert onset_of(replace(disagreement, pair=replace(disagreement.pair, sequences=sequences))) is None
+
+
+@pytest.mark.parametrize("place", [40, 120])
+@pytest.mark.parametrize("from_place", [True, False])
+def test_a_deviation_of_one_sign_from_a_place_on_is_no_cut_vocabulary(place: int, *, from_place: bool) -> None:
+    """Of all tokens it looks like one: log-probs fall by less than that of the kept mass, and never rise."""
+    made = bf16_world(5)
+    is_off = made.places > place if from_place else made.generator.random(made.places.size) < 0.8
+    is_sure = simulated.clean(made, BF16).pair.log_mu > -0.5
+    diff = -0.15 * (is_off & ~is_sure) * made.generator.uniform(0.5, 1.0, made.places.size)
+    assert (truncated_support(changed(clean(5), diff)) is None) == from_place

@@ -36,7 +36,7 @@ def with_seams(
 
 @pytest.mark.parametrize("side", ["pi", "mu"])
 @pytest.mark.parametrize("nats", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize(("block", "phase"), [(16, 0), (64, 63), (96, 17), (128, 1)])
+@pytest.mark.parametrize(("block", "phase"), [(16, 0), (24, 18), (64, 63), (96, 17), (128, 1)])
 def test_block_phase_and_side_are_named(block: int, phase: int, nats: float, side: str) -> None:
     disagreement = with_seams(bf16_world(), block, phase, nats, side)
     seams = period_of(disagreement)

@@ -124,10 +124,15 @@ class VllmEngine(Engine):
         images = images_of(prompts)
         if not images:
             return
+        if not hasattr(self.llm, "renderer"):
+            raise UsageError(
+                "this version of vLLM prepares images in another place than 0.32, and what it makes of them cannot be "
+                "compared; install that version, or give prompts of text"
+            )
         with engine_failures(self._checkpoint, "preparing images for"):
             inputs = ImageInputs(self.llm)
             num_other = sum(not inputs.has_same_pixels(each) for each in images)
-            attention: list[str] = self.llm.collective_rpc("probe_image_attention")
+            attention: list[str | None] = self.llm.collective_rpc("probe_image_attention")
         self._placeholder_ids = placeholder_ids(read_config(Path(images[0].folder)))
         self._settings["images"] = {
             "num_prompts": len(images),

@@ -203,12 +203,15 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedA
 
         model.compute_logits = scaled_logits
 
-    def probe_image_attention(self) -> str:
+    def probe_image_attention(self) -> str | None:
         """Whether the tokens of an image see each other `both ways`, where the architecture asks for that and the
-        back end can; else `causal`.
+        back end can; else `causal`. None of a version whose layers do not say.
         """
         layers = self.vllm_config.compilation_config.static_forward_context.values()
-        backends = [layer.get_attn_backend() for layer in layers if getattr(layer, "use_mm_prefix", False)]
+        layers = [layer for layer in layers if hasattr(layer, "use_mm_prefix")]
+        if not layers:
+            return None
+        backends = [layer.get_attn_backend() for layer in layers if layer.use_mm_prefix]
         return "both ways" if backends and all(backend.supports_mm_prefix() for backend in backends) else "causal"
 
     def probe_repack(self) -> None:

@@ -74,6 +74,11 @@ class ResponseBlock:
         return np.asarray([response.temperature == 0 for response in self.responses])
 
     @cached_property
+    def is_alone(self) -> Mask:
+        """Sampled tokens that the log shows to be the only one that could be drawn, so that their log-prob is 0 [S]."""
+        return np.concatenate([_are_alone(response) for response in self.responses])[self.sampled]
+
+    @cached_property
     def token_ids(self) -> Ints:
         """[T]."""
         return np.concatenate([response.token_ids for response in self.responses])
@@ -128,6 +133,14 @@ class ResponseBlock:
         return values
 
 
+def _are_alone(response: LoggedResponse) -> Mask:
+    kept, size = response.kept, response.token_ids.size
+    if kept is None or kept.ends.size != size or not kept.ids.size:
+        return np.zeros(size, dtype=np.bool_)
+    last = kept.ids[np.maximum(kept.ends - 1, 0)]
+    return np.asarray((kept.sizes == 1) & (last == response.token_ids), dtype=np.bool_)
+
+
 _COLUMNS: Final = ("log_mu", "log_pi", "log_ref", "entropy_nats")
 
 
@@ -150,11 +163,13 @@ class ColumnSums:
     absent: int = 0
     sentinels: int = 0
     zeros: int = 0
+    zeros_alone: int = 0
+    """Of tokens that are alone in the set that they were drawn from, as the log records it."""
     nearly_zero: int = 0
     zero_counts: ZeroCounts = field(default_factory=ZeroCounts)
     """Of all zeros, against the other side."""
     zeros_of_both: int = 0
-    """Where that is exactly 0 too."""
+    """Where that is exactly 0 too, without those of tokens that are alone."""
     nearly_sure: NearlySure = field(default_factory=NearlySure)
     """Of the tokens that tell how often the other side is below."""
     stretches: list[list[ZeroCounts]] = field(default_factory=list)
@@ -181,6 +196,8 @@ class ColumnSums:
         self.sentinels += int(sentinel.sum())
         self.num_recorded += recorded_values.size
         self.zeros += int(zero.sum())
+        if is_log_prob:
+            self.zeros_alone += int((zero & block.is_alone).sum())
         if recorded_values.size:
             self.lowest = min(self.lowest, float(recorded_values.min()))
             self.highest = max(self.highest, float(recorded_values.max()))
@@ -202,7 +219,7 @@ class ColumnSums:
         is_compared = zero & has_other[block.rows_of_sampled]
         self.nearly_sure += NearlySure.of(values, others)
         self.zero_counts += ZeroCounts.of(is_compared, others)
-        self.zeros_of_both += int((zero & (others == 0)).sum())
+        self.zeros_of_both += int((zero & (others == 0) & ~block.is_alone).sum())
         doubtful = block.count(refuted(zero, others)) >= FEWEST_REFUTED
         ends = np.cumsum(block.num_sampled)
         for row in np.flatnonzero(doubtful):
@@ -260,6 +277,6 @@ class ColumnSums:
         """How many zeros may stand for what was not recorded, where no other side shows it, or one that is 0 there too:
         many, and nothing nearly 0.
         """
-        zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros
+        zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros - self.zeros_alone
         is_doubtful = self.num_recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.num_recorded * 1e-3)
         return zeros if is_doubtful else 0

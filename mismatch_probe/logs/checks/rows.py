@@ -12,9 +12,12 @@ from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.copies import CopiedRows, CopyTotals, ShortCopyTotals, are_alike, row_totals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
 
+_FAR_BELOW: Final = -1.0
 _UNLIKELY_NATS: Final = 20.0
 _UNLIKELY_TOKENS: Final = 64
 _RUN_OF_PADDING: Final = 8
+_FEW_ZEROS: Final = 0.05
+"""Share of a response's other tokens; with more, 0 is what its sampler writes where it is sure."""
 
 
 @dataclass
@@ -91,16 +94,24 @@ def _are_unlikely(block: ResponseBlock) -> Mask:
 
 
 def _end_in_padding(block: ResponseBlock) -> Mask:
-    """Responses [N] that start or end with sampled tokens of one id without a log-prob, and have others."""
-    mu, lengths = block.column("log_mu"), block.lengths
+    """Responses [N] that start or end with sampled tokens of one id without a log-prob, and have others. A text that
+    repeats itself has real zeros where the sampler is sure: where it has more elsewhere, a trainer must refute them.
+    """
+    mu, pi, lengths = block.column("log_mu"), block.column("log_pi"), block.lengths
     long = np.flatnonzero(block.has("log_mu") & (lengths > _RUN_OF_PADDING))
     ends = np.cumsum(lengths)[long]
     end_in_padding = np.zeros(lengths.size, dtype=np.bool_)
     for first in (ends - lengths[long], ends - _RUN_OF_PADDING):
         of_run = first[:, None] + np.arange(_RUN_OF_PADDING)
         ids, values = block.token_ids[of_run], mu[of_run]
-        is_run = block.sampled[of_run] & (ids == ids[:, :1]) & (np.isnan(values) | (values == 0))
-        end_in_padding[long] |= is_run.all(axis=1)
+        is_run = (block.sampled[of_run] & (ids == ids[:, :1]) & (np.isnan(values) | (values == 0))).all(axis=1)
+        run_ids = np.zeros(lengths.size, dtype=np.int64)
+        run_ids[long] = ids[:, 0]
+        is_other = block.sampled & (block.token_ids != run_ids[block.rows])
+        others = np.bincount(block.rows[is_other], minlength=lengths.size)
+        zeros = np.bincount(block.rows[is_other & (mu == 0)], minlength=lengths.size)
+        is_refuted = (np.isnan(values) | (pi[of_run] < _FAR_BELOW)).any(axis=1)
+        end_in_padding[long] |= is_run & (is_refuted | (zeros <= _FEW_ZEROS * others)[long])
     sampled_mu = block.of_sampled("log_mu")
     return end_in_padding & (block.count(sampled_mu != 0) > 0)
 
@@ -110,7 +121,8 @@ _RUNS_FOR_A_HEAD: Final = 256
 _LEAST_TEMPERATURE: Final = 0.5
 """At lower ones an unlikely token may be drawn each time."""
 _MOST_HASHES: Final = 64
-_FAR_BELOW: Final = -1.0
+_NOT_ZERO: Final = -3e-3
+"""A trainer that finds a token less likely does not round it to 0; nor does a sampler that writes such tokens down."""
 
 
 @dataclass(frozen=True)
@@ -217,19 +229,22 @@ def _two_counts() -> Ints:
 
 @dataclass
 class EdgeSums:
-    """Counts of the tokens at the edges of masks, and of the others inside and outside.
-
-    [2]: of edges inside a response, and of those at its start or end.
-    """
+    """Counts of the tokens at the edges of masks [inside a response, at its start or end], and of all others."""
 
     firsts: Ints = field(default_factory=_two_counts)
     """The first token under a mask, of responses with a column of the sampler."""
     firsts_missing: Ints = field(default_factory=_two_counts)
     """Of these, that have no log-prob of the sampler, or 0 where the trainer's is far below."""
+    firsts_empty: Ints = field(default_factory=_two_counts)
+    """Of these, that have no log-prob of the sampler, or 0, and are not quite sure to the trainer."""
     lasts: Ints = field(default_factory=_two_counts)
     lasts_missing: Ints = field(default_factory=_two_counts)
+    lasts_empty: Ints = field(default_factory=_two_counts)
     inner: int = 0
     inner_missing: int = 0
+    inner_sure: int = 0
+    """Of these, that the trainer is nearly sure of, and not quite."""
+    inner_sure_empty: int = 0
     before: int = 0
     """Tokens outside right before a mask, at the start of a response or at the end of 3 or more outside."""
     before_recorded: int = 0
@@ -245,6 +260,9 @@ class EdgeSums:
         has_mu = block.has("log_mu")[block.rows]
         is_missing = has_mu & (~is_usable(mu) | ((mu == 0) & (block.column("log_pi") < _FAR_BELOW)))
         is_recorded = is_usable(mu) & (mu != 0)
+        pi = block.column("log_pi")
+        is_empty = has_mu & (~is_usable(mu) | ((mu == 0) & (pi < _NOT_ZERO)))
+        is_sure = has_mu & (pi > _FAR_BELOW) & (pi < _NOT_ZERO)
         firsts, lasts = runs.starts, runs.ends - 1
         is_inner = np.zeros(block.rows.size, dtype=np.bool_)
         is_inner[block.sampled] = True
@@ -256,10 +274,13 @@ class EdgeSums:
         ):
             group = is_outer.astype(np.int64)
             setattr(self, name, getattr(self, name) + np.bincount(group[has_mu[places]], minlength=2))
-            missing = getattr(self, f"{name}_missing") + np.bincount(group[is_missing[places]], minlength=2)
-            setattr(self, f"{name}_missing", missing)
+            for kind, is_one in (("missing", is_missing), ("empty", is_empty)):
+                counted = getattr(self, f"{name}_{kind}") + np.bincount(group[is_one[places]], minlength=2)
+                setattr(self, f"{name}_{kind}", counted)
         self.inner += int((is_inner & has_mu).sum())
         self.inner_missing += int((is_inner & is_missing).sum())
+        self.inner_sure += int((is_inner & is_sure).sum())
+        self.inner_sure_empty += int((is_inner & is_sure & is_empty).sum())
         before, after = _outer_edges(block, runs)
         is_other = ~block.sampled & has_mu
         is_other[before] = is_other[after] = False

@@ -109,11 +109,21 @@ def unrecorded_finding(
     return LogFinding.of(code, column=column, evidence=evidence, name=_NAMES[column], where=where, why=why)
 
 
+def _wrong_sign(column: str, sums: ColumnSums) -> str:
+    """What is wrong, and what to log instead where no number of the column has the right sign."""
+    if column == "entropy_nats":
+        return "below 0, and no entropy is"
+    if sums.lowest < 0:
+        return "above 0, and no probability is above 1"
+    if sums.highest <= 1:
+        return "above 0, as probabilities are (log their logarithms)"
+    return "above 0, as log-probs without their minus sign are (log them with it)"
+
+
 def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
     """The findings on a column, over the steps that have it."""
     if sums.wrong_sign:
-        sign = "below 0, and no entropy is" if column == "entropy_nats" else "above 0, and no probability is above 1"
-        yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, sign)
+        yield _finding_with_count(LogCode.WRONG_SIGN, sums.wrong_sign, sums, column, _wrong_sign(column, sums))
     if sums.absent and sums.num_recorded:
         yield _finding_with_count(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
@@ -245,6 +255,8 @@ def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFind
 _FEWEST_RUNS: Final = 8
 _NEARLY_ALL: Final = 0.95
 _FEW: Final = 0.05
+_MOST: Final = 0.7
+_ENOUGH_SURE: Final = 100
 _IMPOSSIBLE_NATS: Final = 20.0
 _UNLIKELY_NATS_A_TOKEN: Final = 1.5
 _FEWEST_DIFFERENT: Final = 4
@@ -264,15 +276,15 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
     if edges.inner and edges.inner_missing <= _FEW * edges.inner:
         others = "nearly all others under it have one"
         missing = "no log-prob of the sampler, or an exact 0 that the other side refutes,"
-        is_off = _are_nearly_all(edges.firsts_missing, edges.firsts)
+        is_off = _are_off(edges, edges.firsts_missing, edges.firsts_empty, edges.firsts)
         if is_off.any() and not has_constant_head:
             how = "begins a token early, or the sampler does not log what it samples first"
-            counts = edges.firsts_missing[is_off], edges.firsts[is_off]
+            counts = edges.firsts_empty[is_off], edges.firsts[is_off]
             yield _mask_edge(how, "that it begins with", missing, *counts, others)
-        is_off = _are_nearly_all(edges.lasts_missing, edges.lasts)
+        is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts)
         if is_off.any():
             how = "ends a token late, or the sampler does not log what ends a response"
-            counts = edges.lasts_missing[is_off], edges.lasts[is_off]
+            counts = edges.lasts_empty[is_off], edges.lasts[is_off]
             yield _mask_edge(how, "that it ends with", missing, *counts, others)
     if edges.outside_recorded <= _FEW * edges.outside:
         others = "others outside have none" if edges.outside else "nothing else is outside"
@@ -286,8 +298,16 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
                 yield _mask_edge(how, where, log_prob, *counts, others)
 
 
-def _are_nearly_all(numbers: Ints, totals: Ints) -> Mask:
-    return (totals >= _FEWEST_RUNS) & (numbers >= _NEARLY_ALL * totals)
+def _are_nearly_all(numbers: Ints, totals: Ints, share: float = _NEARLY_ALL) -> Mask:
+    return (totals >= _FEWEST_RUNS) & (numbers >= share * totals)
+
+
+def _are_off(edges: EdgeSums, missing: Ints, empty: Ints, totals: Ints) -> Mask:
+    """Whether tokens at an edge were not sampled. A trainer is mostly sure of what a template writes; a sampler that
+    elsewhere writes down log-probs of tokens as sure as these has no 0 at nearly all of them.
+    """
+    has_log_probs = edges.inner_sure >= _ENOUGH_SURE and edges.inner_sure_empty <= _FEW * edges.inner_sure
+    return _are_nearly_all(missing, totals) | (_are_nearly_all(empty, totals, _MOST) & has_log_probs)
 
 
 def _mask_edge(how: str, where: str, what: str, numbers: Ints, totals: Ints, others: str) -> LogFinding:

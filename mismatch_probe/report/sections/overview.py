@@ -121,7 +121,7 @@ def _name_of_limit(figure: Drawing, *, is_left_of_it: bool) -> None:
         x=[KL_LIMIT],
         y=[_TOP],
         mode="text",
-        text=[inert_text(f"{KL_LIMIT_NAME} {KL_LIMIT:g}")],
+        text=[inert_text(f"\N{NO-BREAK SPACE}{KL_LIMIT_NAME} {KL_LIMIT:g}\N{NO-BREAK SPACE}")],
         textposition="bottom left" if is_left_of_it else "bottom right",
         textfont={"size": 11, "color": color("muted")},
         hoverinfo="skip",

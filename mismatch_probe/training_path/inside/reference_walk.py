@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from mismatch_probe.records.sequences import (
@@ -243,7 +244,8 @@ class ReferenceWalk:
 
         Where responses repeat one id, all of their tokens are one draw of rounding.
         """
-        return self._rows.setdefault((place, side), RowsSeen()).are_new(tensors)
+        with _disable_current_modes():
+            return self._rows.setdefault((place, side), RowsSeen()).are_new(tensors)
 
     def _is_first(self, prefix: int) -> bool:
         """Whether no earlier token was computed on the same ids; what all prompts begin with is seen once."""
@@ -259,16 +261,20 @@ class ReferenceWalk:
         tensors: dict[str, Tensor],
         own_targets: dict[str, OwnTarget],
     ) -> None:
-        """`tensors` are in the format that each side computes in."""
+        """`tensors` are in the format that each side computes in.
+
+        No matrices are multiplied, so the arithmetic of products need not look at each of very many operations.
+        """
         if place not in self._places:
             self._between[place] = SumsBySequence(self._num_sequences)
             self._places[place] = {side: SideTotals(self._num_sequences, target_TC.shape[1]) for side in self._sides}
         first, second = self._sides
         coarser = max((tensors[side].dtype for side in self._sides), key=lambda dtype: torch.finfo(dtype).eps)
-        for side, totals in self._places[place].items():
-            formats = Formats(tensors[side].dtype, coarser)
-            totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], formats)
-        self._between[place].add(sequence_T, tensors[second].float(), tensors[first].float())
+        with _disable_current_modes():
+            for side, totals in self._places[place].items():
+                formats = Formats(tensors[side].dtype, coarser)
+                totals.add(sequence_T, tensors[side].float(), target_TC, own_targets[side], formats)
+            self._between[place].add(sequence_T, tensors[second].float(), tensors[first].float())
 
     def _add_router(self, layer: int, target_TE: Tensor, tensors: dict[str, Tensor], top_k: int) -> None:
         sums = self._routers.setdefault(layer, {})

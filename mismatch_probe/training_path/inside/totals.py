@@ -14,6 +14,7 @@ vLLM's kernels for CPUs without BF16 instructions round towards zero.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -47,12 +48,17 @@ class RowsSeen:
 
 def _hash_rows(rows_TC: Tensor, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Each row's bits times random odd integers, added modulo 2^64 (multilinear hashing; Lemire and Kaser, 2014)."""
-    generator = torch.Generator().manual_seed(seed)
     bits_TC = rows_TC.contiguous().view(_INTEGERS[rows_TC.element_size()]).cpu()
-    factors_C = torch.randint(-(2**62), 2**62, (bits_TC.shape[1],), generator=generator) * 2 + 1
+    factors_C = _odd_factors(bits_TC.shape[1], seed)
     at_a_time = max(_MOST_NUMBERS // bits_TC.shape[1], 1)
     sums = [(part_TC.long() * factors_C).sum(dim=1) for part_TC in bits_TC.split(at_a_time)]
     return torch.cat(sums).numpy()
+
+
+@lru_cache(maxsize=64)
+def _odd_factors(width: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**62), 2**62, (width,), generator=generator) * 2 + 1
 
 
 _MOST_SPACINGS: Final = 1.02

@@ -19,7 +19,7 @@ from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement
 
-BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(4, 13)])
+BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
 
 LEAST_TOKENS_OF_PERIOD = 256
@@ -240,6 +240,18 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
         times=float(np.exp(rise)),
         after=after,
     )
+
+
+def behind_a_place(disagreement: Disagreement) -> Mask | None:
+    """Unsure tokens [T] from the place of the context on from which the deviation rises most surely; None where it does
+    not rise, or too few tokens show it. What else may stand there is not asked, as `onset_of` does.
+    """
+    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
+        return None
+    places, rows = disagreement.places.astype(np.int64) - 1, sequences.spread(np.arange(sequences.num_sequences))
+    place, score = _best_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
+    return None if score < STANDARD_ERRORS else np.asarray(uncertain & (places >= place))
 
 
 def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> Iterator[Ints]:

@@ -27,6 +27,7 @@ from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import weight_excess
 from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, TokenPair, difference
+from mismatch_probe.verdict.signatures.places import behind_a_place, period_of
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 LEAST_NATS = 0.02
@@ -116,6 +117,10 @@ of 0 beyond rounding, over tokens, whose weights have mean 1 whatever came befor
 Of few responses a cut that is deep in some and not in others has a large error over responses."""
 
 
+ELSEWHERE = 0.2
+"""Mean abs(d) of unsure tokens at other places, over that at the places of a period or behind a place."""
+
+
 @SIGNATURES.of(Code.TRUNCATED_SUPPORT)
 def truncated_support(disagreement: Disagreement) -> Cause | None:
     """The cause where d is one-signed and the weights' mean is the kept mass.
@@ -128,8 +133,17 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
     for d in (*own, pair.diff):
         cause = _one_signed(disagreement, d, -1.0, "The engine")
         if cause is not None:
-            return cause
-    return _one_signed(disagreement, pair.diff, 1.0, "The training path")
+            return None if _is_at_places(disagreement, d) else cause
+    cause = _one_signed(disagreement, pair.diff, 1.0, "The training path")
+    return None if cause is None or _is_at_places(disagreement, pair.diff) else cause
+
+
+def _is_at_places(disagreement: Disagreement, diff: Floats) -> bool:
+    """Whether d is large at places of the context alone: a vocabulary is cut at all of them."""
+    seams, from_a_place = period_of(disagreement), behind_a_place(disagreement)
+    places = [*([] if seams is None else [seams.at_phase]), *([] if from_a_place is None else [from_a_place])]
+    sizes, uncertain = np.abs(diff), disagreement.uncertain
+    return any(sizes[uncertain & ~at].mean() < ELSEWHERE * sizes[uncertain & at].mean() for at in places)
 
 
 def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
