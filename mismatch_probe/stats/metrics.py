@@ -28,6 +28,9 @@ from mismatch_probe.stats.tails import LOG_BOUND, RARE_UP_TO, ErrorTail, TermFun
 BANDS = ((0.8, 1.25), (0.9, 1.1), (0.5, 2.0), (0.5, 5.0))
 
 
+_TAIL = "_error_tail"
+
+
 def clip_log_ratios(log_ratios: Floats) -> Floats:
     return np.clip(log_ratios, -LOG_BOUND, LOG_BOUND)
 
@@ -38,7 +41,18 @@ def weight_excess(log_ratios: Floats) -> Floats:
 
 
 def tail_of(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
-    """The tail of abs(d) up to the clip, else up to 5 nats or the largest abs(d), at most 20; None where all are 0."""
+    """The tail of abs(d) up to the clip, else up to 5 nats or the largest abs(d), at most 20; None where all are 0.
+
+    It is computed once for a pair, which keeps it beside its cached properties.
+    """
+    cached_values = vars(pair)
+    if _TAIL not in cached_values:
+        cached_values[_TAIL] = _fitted_tail(pair, estimator)
+    tail: ErrorTail | None = cached_values[_TAIL]
+    return tail
+
+
+def _fitted_tail(pair: TokenPair, estimator: Estimator) -> ErrorTail | None:
     most = min(max(RARE_UP_TO, float(pair.abs_diff.max())), LOG_BOUND) if pair.clip is None else pair.clip
     tail = error_tail(pair.abs_diff, partial(estimator.totals, by="token"), most)
     if tail is None:

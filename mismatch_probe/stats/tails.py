@@ -240,7 +240,8 @@ def scale_tail(abs_diff: Floats, prompt: Ints, num_prompts: int) -> ScaleTail:
     tokens = tokens[:: max(1, tokens.size // _MOST_TOKENS)]
     noise = abs_diff[tokens] / of_prompt[tokens]
     places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    return ScaleTail(prompt_tail(means), np.quantile(noise, places) if tokens.size else np.zeros(1))
+    # Sorted first, for so many quantiles are found several times faster then.
+    return ScaleTail(prompt_tail(means), np.quantile(np.sort(noise), places) if tokens.size else np.zeros(1))
 
 
 _TABLE_POINTS: Final = 96

@@ -13,6 +13,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateSettings, as_preset, load_gate, preset_checks
 from mismatch_probe.records.answers import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import FEW as FEW_LOOKS
 from tests.command_line import probe
 from tests.gate.cli import CommandLine, check, gate_file
 from tests.simulated_run import Simulation, edit_leg, simulated_run
@@ -44,7 +45,8 @@ def test_a_default_run_ends_in_pass_or_where_a_mismatch_is_planted_in_fail(
 @pytest.mark.slow
 def test_the_demo_passes_and_a_planted_mismatch_fails(tmp_path: Path) -> None:
     """64 real responses, short ones. What is planted: the trainer's log-probs are 0.3 nats too low."""
-    words = ["--model", "demo", "--dtype", "bf16", "--prompts", "sums:easy", "--max-new-tokens", "12"]
+    sampled = ["--prompts", "sums:easy", "--max-new-tokens", "12"]
+    words = ["--model", "demo", "--dtype", "bf16", *sampled, "--config", FEW_LOOKS]
     run = RunDirectory(tmp_path / "run")
     probe("compare", *words, "--out", run.path, "--gate", STARTER, code=ExitCode.PASS)
     edit_leg(run, "train-bf16", lower)
