@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,8 @@ def with_demo(name: str) -> Plant:
     plant = {"period": logs.period, "onset": logs.onset}[name]
 
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
-        made = plant(random, {"demo": pools["short"], "smollm2": pools["short"]}, folder, level)
+        few = some(random, pools["short"], 24)
+        made = plant(random, {"demo": few, "smollm2": few}, folder, level)
         return Planted(made.source, made.judge, ["--model", "demo"], made.words)
 
     return planted
@@ -93,7 +95,7 @@ def judged_parts(answer: Answer, changes: list[int]) -> Named:
     shown = [entry for entry in parts.get("responses", []) if len(entry["parts"]) > 1]
     right = wrong = 0
     for entry in shown:
-        planted = changes[int("".join(char for char in entry["where"] if char.isdigit())) - 1]
+        planted = changes[int(re.findall(r"line (\d+)", entry["where"])[0]) - 1]
         low, high = entry["intervals"][0]
         right, wrong = right + (low - 2 <= planted <= high + 2), wrong + (not low - 2 <= planted <= high + 2)
     mixed = parts.get("num_mixed", 0)
@@ -244,11 +246,9 @@ def server(kind: str, scratch: Path) -> Plant:
             place = None
             if temperature is not None:
                 law = answer.document.get("law") or {}
-                place = "temperature" in text and law.get("temperature_low", 9) <= temperature <= law.get(
-                    "temperature_high", 0
-                )
+                place = "temperature" in text and abs(law.get("temperature", 9.0) / temperature - 1) < 0.1
             elif kind == "quantisation":
-                place = ("FP8" in text or "fp8" in text) if level == 0 else "int4" in text
+                place = ("fp8" if level == 0 else "int4") in verdict.get("sentence", "").lower()
             else:
                 place = "weights" in text
             return Named(

@@ -110,7 +110,11 @@ WRITERS = (verl, nemo_rl, prime_rl, slime)
 def curve(kind: str) -> Plant:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         steps = int(random.integers(40, 160))
-        where = int(random.integers(5, 13)) if kind == "sawtooth" else int(random.integers(steps // 5, 3 * steps // 5))
+        where = (
+            min(int(random.integers(5, 13)), steps // 5)
+            if kind == "sawtooth"
+            else int(random.integers(steps // 5, 3 * steps // 5))
+        )
         fold = FOLDS[kind][level]
         rows = metrics(random, pools, shape(kind, steps, fold, where))
         writer = WRITERS[pick(random, range(4))]
@@ -128,7 +132,7 @@ def curve(kind: str) -> Plant:
             place = {
                 "growing": True,
                 "step": drawn.get("at_step") is not None and abs(drawn["at_step"] - first) <= 1,
-                "sawtooth": where in numbers or "age" in words,
+                "sawtooth": where in numbers or "oldest" in words,
             }[kind]
             return Named(str(drawn.get("shape")).startswith(kind), place, None, words)
 

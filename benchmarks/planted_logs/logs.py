@@ -133,12 +133,21 @@ def long_ones(random: Random, pool: Log, count: int) -> Log:
     return sorted(some(random, pool, 2 * count), key=lambda response: -len(response.prompt) - len(response.ids))[:count]
 
 
-def off(random: Random, response: Response, hit: Floats, side: str, size: float) -> Response:
+LONGEST = 512
+
+
+def of_prompt(seed: int, response: Response) -> Random:
+    """What goes wrong goes wrong alike in siblings, while these are alike."""
+    return np.random.default_rng([seed, *response.prompt])
+
+
+def off(seed: int, response: Response, hit: Floats, side: str, size: float) -> Response:
     """A side's log-prob falls at these tokens, the further the less sure the token is, in one of five it rises."""
+    random = of_prompt(seed, response)
     values = getattr(response, side)
     sure = np.exp(response.mu)
-    signs = np.where(random.random(len(hit)) < 0.2, 0.5, -1.0)
-    error = signs * size * (0.5 + random.gamma(2.0, 0.5, len(hit))) * (1 - sure)
+    signs = np.where(random.random(LONGEST) < 0.2, 0.5, -1.0)
+    error = size * (signs * (0.5 + random.gamma(2.0, 0.5, LONGEST)))[: len(hit)] * (1 - sure)
     return changed(response, side, np.minimum(np.where(hit, values + error, values), -1e-7))
 
 
@@ -153,7 +162,8 @@ def period(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
     longest = max(int(response.places[-1]) for response in log)
     block = pick(random, [size for size in (16, 24, 32, 48, 64) if 4 * size <= longest])
     phase, size = int(random.integers(block)), TIMES[level] * rms(log)
-    made = [off(random, response, response.places % block == phase, side, size) for response in log]
+    seed = int(random.integers(2**31))
+    made = [off(seed, response, response.places % block == phase, side, size) for response in log]
     write = BOTH_SIDES[pick(random, range(3))]
     words = f"{write.__name__}, {side}, {name}, every {block} from {phase}, {size:.2g} nats, {len(log)} responses"
     return Planted(write(folder, made), judge_places("period", [[block], [phase]], side), words=words)
@@ -167,10 +177,11 @@ def onset(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
     begins = np.sort([int(response.places[0]) for response in log])
     low, high = int(np.median(begins)) + 12, int(np.median(ends)) - 12
     place, size = int(random.integers(low, high)), (4.0, 12.0, 50.0)[level] * rms(log)
-    made = [off(random, response, response.places >= place, side, size) for response in log]
+    seed = int(random.integers(2**31))
+    made = [off(seed, response, response.places >= place, side, size) for response in log]
     write = BOTH_SIDES[pick(random, range(3))]
     words = f"{write.__name__}, {side}, {name}, from place {place}, {size:.2g} nats, {len(log)} responses"
-    near = list(range(place - 2, place + 3))
+    near = list(range(place - 4, place + 5))
     return Planted(write(folder, made), judge_places("onset", [near], side), words=words)
 
 
@@ -229,14 +240,14 @@ def changing_weights(recorded: bool) -> Plant:
         log = some(random, [response for response in pools[family] if len(response.ids) > 30], count)
         times = (4.0, 12.0, 40.0)[level]
         share = (0.4, 0.7, 1.0)[level]
-        size, made = times * rms(log), []
+        size, seed, made = times * rms(log), int(random.integers(2**31)), []
         for response in log:
             length = len(response.ids)
             if random.random() > share:
                 made.append(response.with_extra(weight_versions=["8"] * length) if recorded else response)
                 continue
             at = int(random.integers(length // 5 + 1, 4 * length // 5))
-            error = size * random.standard_normal(length) * (1 - np.exp(response.mu))
+            error = size * of_prompt(seed, response).standard_normal(LONGEST)[:length] * (1 - np.exp(response.mu))
             mu = np.minimum(np.where(np.arange(length) < at, response.mu + error, response.mu), -1e-7)
             versions = {"weight_versions": [["7", 0, at], ["8", at, length]]} if recorded else {}
             made.append(replace(response, mu=mu, extra={**response.extra, **versions}))

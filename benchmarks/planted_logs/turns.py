@@ -19,43 +19,39 @@ ROLE, TOOL = [520, 9531], [520, 4690, 7]
 SHARES = (0.0, 0.3, 1.0)
 """Of the trajectories that break, at each strength; at least one."""
 
-Break = Callable[[Random, list[int], list[int], list[int]], tuple[list[list[int]], int]]
-"""Header, completion and observation of a turn as a later prompt has them, and the first place that differs."""
+Break = Callable[[Random, list[int], list[int], list[int]], list[list[int]]]
+"""Header, completion and observation of a turn as a later prompt has them."""
 
 
-def merged(random: Random, header: list[int], completion: list[int], seen: list[int]) -> tuple[list[list[int]], int]:
+def merged(random: Random, header: list[int], completion: list[int], seen: list[int]) -> list[list[int]]:
     """Two tokens became one, or one became two, somewhere in the answer."""
     place = int(random.integers(4, len(completion) - 6))
     few, many = sorted(random.integers(1, 4, 2).tolist())
     many += few == many
     taken, num_new = (many, few) if random.random() < 0.5 else (few, many)
     new = random.integers(40_000, 48_000, num_new).tolist()
-    return [header, [*completion[:place], *new, *completion[place + taken :]], seen], len(header) + place
+    return [header, [*completion[:place], *new, *completion[place + taken :]], seen]
 
 
-def dropped(random: Random, header: list[int], completion: list[int], seen: list[int]) -> tuple[list[list[int]], int]:
+def dropped(random: Random, header: list[int], completion: list[int], seen: list[int]) -> list[list[int]]:
     """The thinking is left out."""
     end = completion.index(THINK[1][-1], len(THINK[0])) + 1
-    return [header, completion[end:], seen], len(header)
+    return [header, completion[end:], seen]
 
 
-def other_header(
-    random: Random, header: list[int], completion: list[int], seen: list[int]
-) -> tuple[list[list[int]], int]:
+def other_header(random: Random, header: list[int], completion: list[int], seen: list[int]) -> list[list[int]]:
     """The template puts tokens before the answer, or leaves some of its header out."""
     if random.random() < 0.5:
-        return [[*header, *random.integers(30_000, 40_000, random.integers(1, 7)).tolist()], completion, seen], len(
-            header
-        )
+        return [[*header, *random.integers(30_000, 40_000, random.integers(1, 7)).tolist()], completion, seen]
     num_left = int(random.integers(1, len(header)))
-    return [header[:num_left], completion, seen], num_left
+    return [header[:num_left], completion, seen]
 
 
-def shifted(random: Random, header: list[int], completion: list[int], seen: list[int]) -> tuple[list[list[int]], int]:
+def shifted(random: Random, header: list[int], completion: list[int], seen: list[int]) -> list[list[int]]:
     """What the tool wrote lost its first tokens."""
     start = seen.index(TOOL[-1]) + 1
     lost = int(random.integers(1, 7))
-    return [header, completion, [*seen[:start], *seen[start + lost :]]], len(header) + len(completion) + start
+    return [header, completion, [*seen[:start], *seen[start + lost :]]]
 
 
 BREAKS: dict[str, tuple[Break | None, tuple[str, ...]]] = {
@@ -64,6 +60,10 @@ BREAKS: dict[str, tuple[Break | None, tuple[str, ...]]] = {
     "other header": (other_header, ("template",)),
     "observation shifted": (shifted, ("observation",)),
 }
+
+
+def first_difference(old: list[int], new: list[int]) -> int:
+    return next(place for place in range(len(old)) if old[place : place + 1] != new[place : place + 1])
 
 
 def conversation(random: Random, pool: Log, name: str, breaks: Break | None) -> tuple[Log, tuple[int, int] | None]:
@@ -83,6 +83,8 @@ def conversation(random: Random, pool: Log, name: str, breaks: Break | None) -> 
         sides = [
             np.resize(np.concatenate([getattr(thought, side), getattr(reply, side)]), size) for side in ("mu", "pi")
         ]
+        for values in sides:  # each answer begins so, which a sampler is sure of
+            values[: len(THINK[0])] = -1e-3 * (0.5 + random.random())
         if late is not None and late[0] == turn:  # the history as the turn after the next one sees it
             before, *parts = late[1], late[2], late[3]
             history, late = [*before, *parts[0], *history[len(before) + len(parts[1]) :]], None
@@ -90,13 +92,12 @@ def conversation(random: Random, pool: Log, name: str, breaks: Break | None) -> 
         seen = [NEW_LINE, START, *TOOL, *some(random, pool, 1)[0].ids[: int(random.integers(10, 40))], END, NEW_LINE]
         parts = [header, ids, seen]
         if turn == at and breaks is not None:
-            parts, place = breaks(random, header, ids, seen)
+            new = breaks(random, header, ids, seen)
+            place = len(history) + first_difference([*chain(*parts)], [*chain(*new)])
             if breaks is shifted:  # the next prompt is the first to hold it: it changes in the one after
-                where = (turn + 2, len(history) + place)
-                late = (turn + 2, history, [*chain(*parts)], [*header, *ids, *seen])
-                parts = [header, ids, seen]
+                where, late = (turn + 2, place), (turn + 2, history, [*chain(*new)], [*chain(*parts)])
             else:
-                where = (turn + 1, len(history) + place)
+                where, parts = (turn + 1, place), new
         history = [*history, *chain(*parts)]
     return made, where
 

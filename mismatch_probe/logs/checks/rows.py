@@ -121,7 +121,7 @@ _RUNS_FOR_A_HEAD: Final = 256
 _LEAST_TEMPERATURE: Final = 0.5
 """At lower ones an unlikely token may be drawn each time."""
 _MOST_HASHES: Final = 64
-_NOT_ZERO: Final = -1e-4
+_NOT_ZERO: Final = -3e-3
 """A trainer that finds a token less likely does not round it to 0; nor does a sampler that writes such tokens down."""
 
 
