@@ -228,7 +228,7 @@ def _rows(source: str, flag: str) -> Iterator[PromptRow]:
         raise UsageError(f"prompt source {source!r} cannot be read ({error}); give {flag} another path") from error
     if path.suffix in READERS:
         return READERS[path.suffix](path, flag)
-    if is_there(path):
+    if source and is_there(path) and (path.is_dir() or path.is_file()):
         kind = "a folder" if path.is_dir() else "a file that ends in neither .jsonl nor .parquet"
         raise UsageError(
             f"prompt source {source!r} is {kind}; give {flag} a .jsonl file with a line "

@@ -118,7 +118,7 @@ def test_a_log_that_cannot_be_made_is_an_error_of_storage(tmp_path: Path) -> Non
 def test_a_job_that_dies_without_a_word_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"the job ended with exit code 7: illegal instruction \(whole log"):
         run(job("gives_up", log=tmp_path / "log"))
-    with pytest.raises(EngineError, match=r"exit code 7: illegal instruction; see mismatch-probe doctor$"):
+    with pytest.raises(EngineError, match=r"exit code 7: illegal instruction; see `mismatch-probe doctor`$"):
         run(job("gives_up"))
 
 

@@ -18,7 +18,7 @@ from tests.warm_python import warm_process
 pytestmark = pytest.mark.slow
 
 SMALL = (
-    "--prompts", "sums:easy", "--num-prompts", "6", "--max-new-tokens", "32", "--dtype", "bf16",
+    "--prompts", "sums:easy", "--num-prompts", "4", "--max-new-tokens", "12", "--dtype", "bf16",
     "--vllm.enforce_eager", "true", "--config", FEW,
 )  # fmt: skip
 LAYERS = 12

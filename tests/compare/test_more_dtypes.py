@@ -19,7 +19,7 @@ from tests.tiny_models import make_checkpoint
 pytestmark = pytest.mark.slow
 
 SMALL = (
-    *("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "24"),
+    *("--prompts", "sums:easy", "--num-prompts", "8", "--max-new-tokens", "12"),
     *("--config", str(command_line.FEW)),
 )
 

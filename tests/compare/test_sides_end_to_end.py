@@ -19,7 +19,7 @@ from tests.this_cpu import KEEPS_FP8, needs_fp8_cache
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", "24")
+SMALL = ("--prompts", "sums:easy", "--num-prompts", "12", "--max-new-tokens", "16")
 """Whether vLLM has kernels for an FP8 cache on this CPU."""
 
 

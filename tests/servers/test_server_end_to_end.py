@@ -313,7 +313,7 @@ def test_no_vllm_is_needed_where_the_server_is_elsewhere(vllm: RealServer, tmp_p
         return warm_python("tests.servers.without_vllm", *words, *more, preload="training", code=code)
 
     absent = compare("--infer", "bf16", code=ExitCode.ENVIRONMENT)
-    assert "vllm cannot be found here; run pip install 'mismatch-probe[vllm-cuda]'" in absent.stderr
+    assert "vllm cannot be found here; run `pip install 'mismatch-probe[vllm-cuda]'`" in absent.stderr
     compare("--infer", of_server(vllm.url), "--out", tmp_path / "run", code=ExitCode.PASS)
     assert pair(RunDirectory(tmp_path / "run"), "bf16/prod").counts.num_sequences == 4
 

@@ -28,7 +28,7 @@ SLICE = {
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     scratch: Path = tmp_path_factory.mktemp("fault-lab")
-    return prepared("llama", scratch, num_prompts=24, num_tokens=64)
+    return prepared("llama", scratch, num_prompts=24, num_tokens=32)
 
 
 def test_clean_runs_of_every_dtype_are_not_accused(bench: Bench) -> None:
