@@ -192,9 +192,11 @@ def serving(served: Served) -> Iterator[str]:
 
 
 def rounded(model: Any, kind: str) -> Any:
-    """The matrices of a model rounded to a format: FP8 (E4M3), or integers with a scale for each row or 32 of it."""
+    """The matrices of a model rounded to a format: FP8 (E4M3), or integers with a scale for each row or 32 of it. The
+    head keeps its format, as servers leave it.
+    """
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
             weight = module.weight.data.float()
             if kind == "fp8":
                 scale = weight.abs().max() / 448

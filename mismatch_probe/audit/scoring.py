@@ -279,6 +279,7 @@ class Quantisation:
 QUANTISATIONS: Final = (
     Quantisation("int8 (a scale a row)", 127),
     Quantisation("fp8 E4M3 (a scale a row)", 448, is_float=True),
+    Quantisation("int4 (groups of 32)", 7, group=32),
     Quantisation("int4 (groups of 128)", 7, group=128),
     Quantisation("int4 (a scale a row)", 7),
 )
