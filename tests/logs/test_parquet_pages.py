@@ -2,6 +2,7 @@
 
 import io
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS
 from mismatch_probe.logs.tables import StructReader, TruncatedError
 from mismatch_probe.reading import Unreadable
-from tests.logs.test_memory import read_within
+from tests.logs.test_memory import Reader
 
 VALUES = 40_000
 COLUMN = "token_ids"
@@ -86,7 +87,8 @@ def test_a_page_that_unpacks_to_more_than_its_footer_says_takes_no_memory(tmp_pa
     num_bytes = 1500 * 2**20
     path = with_page(honest(tmp_path / "a.parquet"), page(2 * VALUES, num_bytes, zeros(num_bytes)))
     assert path.stat().st_size < 10**6
-    rows, sentence = read_within(path)
+    with closing(Reader()) as reader:
+        rows, sentence = reader.within(path)
     assert rows == 0
     assert "column token_ids of its row group 0 has a page that unpacks to 1,572,864,000 bytes" in sentence
 
