@@ -122,7 +122,7 @@ def import_log(
     assert origin is not None
     print_line(
         console,
-        f"{write_many(origin.num_responses, 'response')} of {write_many(origin.num_tokens, 'token')}, "
+        f"{write_many(origin.num_responses, 'response')}, {write_many(origin.num_tokens, 'token')} in all, "
         f"{write_count(origin.num_sampled_tokens)} sampled by the policy; analysed: "
         f"{write_many(origin.analysed_responses, 'response')}, {write_many(origin.analysed_tokens, 'token')}",
     )

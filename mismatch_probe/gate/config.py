@@ -323,7 +323,8 @@ def load_gate(source: GateSource, flag: str = "--config") -> GateFile:
         return parse_gate({"gate": {"preset": source}}, f"--preset {source}")
     if not is_there(source):
         raise UsageError(
-            f"{flag} {source} does not exist; `mismatch-probe init gate` writes one to edit. Two lines are enough, "
+            f"{flag} {source} does not exist. Without a file: `mismatch-probe gate RUN --preset nemo-rl`. "
+            "`mismatch-probe init gate` writes one to edit. Two lines are enough, "
             'here for the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
         )
     return parse_gate(read_settings_file(source, flag=flag), str(source))
