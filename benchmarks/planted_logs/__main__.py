@@ -55,7 +55,7 @@ def clean_logs(scratch: Path) -> dict[tuple[int, str], Plant]:
     }
 
 
-def one_case(name: str, plant: Plant, pools: Pools, seed: list[int], scratch: Path, level: int) -> dict[str, object]:
+def run_case(name: str, plant: Plant, pools: Pools, seed: list[int], scratch: Path, level: int) -> dict[str, object]:
     folder = scratch / "case"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -103,7 +103,7 @@ def main() -> None:
         seed = [flags.seed, draw, level, *name.encode()]
         row: dict[str, object] = {"key": key}
         try:
-            row |= one_case(name, plant, pools, seed, flags.scratch / f"work-{flags.seed}", level)
+            row |= run_case(name, plant, pools, seed, flags.scratch / f"work-{flags.seed}", level)
         except Exception as error:  # noqa: BLE001 - a case that breaks is a case that is not named
             row |= {
                 "cause": False,

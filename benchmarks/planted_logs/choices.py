@@ -31,7 +31,7 @@ def out_of_range(random: Random, taken: np.ndarray, level: int) -> None:
     taken[hit, int(random.integers(1, LAYERS)), int(random.integers(TAKEN))] = 5000
 
 
-def one_twice(random: Random, taken: np.ndarray, level: int) -> None:
+def duplicate_expert(random: Random, taken: np.ndarray, level: int) -> None:
     hit = random.random(len(taken)) < SHARES[level]
     taken[hit, -1, 1] = taken[hit, -1, 0]
 
@@ -39,7 +39,7 @@ def one_twice(random: Random, taken: np.ndarray, level: int) -> None:
 TOKEN_FAULTS = {
     "zero rows": (zero_rows, "experts_missing"),
     "experts out of range": (out_of_range, "experts_invalid"),
-    "one expert twice": (one_twice, "experts_invalid"),
+    "one expert twice": (duplicate_expert, "experts_invalid"),
 }
 
 

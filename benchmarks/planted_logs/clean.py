@@ -106,7 +106,7 @@ def short_answers(random: Random, pools: Pools) -> Log:
     return [response.cut(int(random.integers(1, 6))) for response in drawn(random, pools, 60, 180)]
 
 
-def one_prompt(random: Random, pools: Pools) -> Log:
+def single_prompt(random: Random, pools: Pools) -> Log:
     groups = by_prompt(pools["smollm2"]) + by_prompt(pools["demo"])
     return groups[pick(random, range(len(groups)))]
 
@@ -186,7 +186,7 @@ KINDS: dict[str, tuple[Draw, tuple[Write, ...]]] = {
     "sure heads": (sure_heads, BOTH_SIDES),
     "siblings that agree": (agreeing_siblings, BOTH_SIDES),
     "short answers": (short_answers, BOTH_SIDES),
-    "one prompt": (one_prompt, (plain,)),
+    "one prompt": (single_prompt, (plain,)),
     "rounding that grows": (noisy_by_length, BOTH_SIDES),
     "lines of a form": (lines_of_a_form, BOTH_SIDES),
     "steps and versions": (steps_of_training, (plain,)),

@@ -242,7 +242,7 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     )
 
 
-def behind_a_place(disagreement: Disagreement) -> Mask | None:
+def large_from_place(disagreement: Disagreement) -> Mask | None:
     """Unsure tokens [T] from the place of the context on from which the deviation rises most surely; None where it does
     not rise, or too few tokens show it. What else may stand there is not asked, as `onset_of` does.
     """

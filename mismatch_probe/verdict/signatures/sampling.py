@@ -27,7 +27,7 @@ from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.metrics import weight_excess
 from mismatch_probe.stats.rounding import LeastSquares, temperature_columns
 from mismatch_probe.stats.sequences import Floats, TokenPair, difference
-from mismatch_probe.verdict.signatures.places import behind_a_place, period_of
+from mismatch_probe.verdict.signatures.places import large_from_place, period_of
 from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement, root_mean_square
 
 LEAST_NATS = 0.02
@@ -140,8 +140,8 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
 
 def _is_at_places(disagreement: Disagreement, diff: Floats) -> bool:
     """Whether d is large at places of the context alone: a vocabulary is cut at all of them."""
-    seams, from_a_place = period_of(disagreement), behind_a_place(disagreement)
-    places = [*([] if seams is None else [seams.at_phase]), *([] if from_a_place is None else [from_a_place])]
+    seams, from_place = period_of(disagreement), large_from_place(disagreement)
+    places = [*([] if seams is None else [seams.at_phase]), *([] if from_place is None else [from_place])]
     sizes, uncertain = np.abs(diff), disagreement.uncertain
     return any(sizes[uncertain & ~at].mean() < ELSEWHERE * sizes[uncertain & at].mean() for at in places)
 
