@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from mismatch_probe.config.model import (
     TrainingPathSettings,
 )
 from mismatch_probe.engines.start import require_images
+from mismatch_probe.engines.vllm.launch import ImageInputs
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.provenance.checkpoint import placeholder_ids, read_config
 from mismatch_probe.provenance.images import read_image
 from mismatch_probe.tasks import Prompt, encode_prompts, load_prompts, load_tokenizer
 from tests.command_line import probe
@@ -109,6 +112,23 @@ def test_placeholders_are_counted_in_the_ids_and_shown_as_one_word(seeing: Path,
     assert (prompt.images.num_tokens, prompt.images.num_prompt) == (4, len(prompt.token_ids))
     assert prompt.token_ids.count(259) == 4
     assert prompt.images.engine_token_ids.count(259) == 1
+
+
+@pytest.mark.parametrize("num_other", [0, 1])
+def test_an_engine_that_makes_another_number_of_placeholders_is_refused(
+    num_other: int, seeing: Path, write: WriteRow
+) -> None:
+    """A renderer that answers as one with another splitting of images does; with as many it is taken."""
+    prompt = encode(seeing, write({"type": "image", "image": "red.png"}))
+    [placeholder] = placeholder_ids(read_config(seeing))
+    ids = [*prompt.token_ids, *[placeholder] * num_other]
+    renderer = SimpleNamespace(render_cmpl=lambda requests, skip_mm_cache: [{"prompt_token_ids": ids}])
+    inputs = ImageInputs(SimpleNamespace(renderer=renderer))
+    if num_other:
+        with pytest.raises(UsageError, match="the two sides would see other prompts"):
+            inputs.of_ids(prompt.token_ids, prompt.images)
+    else:
+        assert inputs.of_ids(prompt.token_ids, prompt.images)["prompt_token_ids"] == prompt.token_ids
 
 
 def test_pixels_have_a_digest_of_their_own(seeing: Path, write: WriteRow) -> None:
