@@ -89,6 +89,7 @@ def test_json_that_is_not_in_lines_is_refused_with_how_to_write_it(tmp_path):
         (b"Step;run - rollout_corr/k3_kl\n1;0,1\n", "nor a CSV with commas and a column Step"),
         (b"", "it is empty"),
     ],
+    ids=["gzip", "bzip2", "xz", "zstd", "UTF-16", "semicolons", "empty"],
 )
 def test_a_file_that_nothing_can_be_read_of_says_why_and_no_format(tmp_path, content, reason):
     path = tmp_path / "a.jsonl"
