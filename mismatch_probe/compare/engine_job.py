@@ -48,7 +48,7 @@ from mismatch_probe.config.sides import Side
 from mismatch_probe.engines.base import CachedReplay, Engine, decoded_alone, scored_alone
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.errors import UsageError
-from mismatch_probe.provenance.images import images_of
+from mismatch_probe.images import images_of
 from mismatch_probe.records.legs import SequenceRouting, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

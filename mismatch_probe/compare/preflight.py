@@ -21,7 +21,7 @@ from mismatch_probe.config.model import Attention, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import check_engine, with_typed_arguments, without_defaults
 from mismatch_probe.errors import MissingExtra, UsageError
-from mismatch_probe.provenance.images import images_of, processor_facts
+from mismatch_probe.images import images_of, processor_facts
 from mismatch_probe.records.manifest import ImagesInPrompts
 from mismatch_probe.records.sequences import EncodedPrompt, PromptImages
 from mismatch_probe.tasks import Prompt, encode_prompts, tokenizer_for

@@ -41,7 +41,7 @@ from mismatch_probe.config.model import Attention
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError, UsageError
-from mismatch_probe.provenance.images import BOTH_WAYS, images_of, processor_facts
+from mismatch_probe.images import BOTH_WAYS, images_of, processor_facts
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory

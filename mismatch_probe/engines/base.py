@@ -13,7 +13,7 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import RoutingUnseen, UsageError
 from mismatch_probe.host import Closing
-from mismatch_probe.provenance.images import images_of
+from mismatch_probe.images import images_of
 from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import (
     EncodedPrompt,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from mismatch_probe.errors import UsageError, message_of
+from mismatch_probe.images import encode_images, processor_template, text_with_images
 from mismatch_probe.inert import cut_text
-from mismatch_probe.provenance.images import encode_images, processor_template, text_with_images
 from mismatch_probe.records.sequences import EncodedPrompt, PromptImages
 from mismatch_probe.tasks.problems import Message, Prompt
 

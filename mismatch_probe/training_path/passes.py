@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from mismatch_probe.config.model import CPU_PASS_TOKENS, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.host import Closing
-from mismatch_probe.provenance.images import model_inputs
+from mismatch_probe.images import model_inputs
 from mismatch_probe.records.sequences import PromptImages, ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic, torch_dtype
 from mismatch_probe.training_path.batching import (

@@ -13,7 +13,7 @@ from PIL import Image
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.provenance.images import encode_images
+from mismatch_probe.images import encode_images
 from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.sequences import TokenSequence

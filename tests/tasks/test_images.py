@@ -22,8 +22,8 @@ from mismatch_probe.config.model import (
 from mismatch_probe.engines.start import require_images
 from mismatch_probe.engines.vllm.launch import ImageInputs
 from mismatch_probe.errors import ExitCode, UsageError
+from mismatch_probe.images import read_image
 from mismatch_probe.provenance.checkpoint import placeholder_ids, read_config
-from mismatch_probe.provenance.images import read_image
 from mismatch_probe.tasks import Prompt, encode_prompts, load_prompts, load_tokenizer
 from tests.command_line import probe
 from tests.tiny_models import make_seeing_checkpoint

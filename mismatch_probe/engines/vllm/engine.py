@@ -43,8 +43,8 @@ from mismatch_probe.engines.vllm.outputs import (
 )
 from mismatch_probe.engines.vllm.worker import serve_adapter, served_facts
 from mismatch_probe.errors import RoutingUnseen, UsageError
+from mismatch_probe.images import images_of
 from mismatch_probe.provenance.checkpoint import placeholder_ids, read_config
-from mismatch_probe.provenance.images import images_of
 from mismatch_probe.provenance.stored_tensors import Adapter
 from mismatch_probe.records.legs import SequenceRouting
 from mismatch_probe.records.sequences import (

@@ -54,9 +54,9 @@ from mismatch_probe.engines.vllm.declared import (
 from mismatch_probe.engines.vllm.failures import refused_settings
 from mismatch_probe.engines.vllm.worker import WORKER_EXTENSION, adapter_arguments
 from mismatch_probe.errors import UsageError
+from mismatch_probe.images import has_same_pixels, open_images
 from mismatch_probe.provenance.checkpoint import has_tokenizer, placeholder_ids, read_config
 from mismatch_probe.provenance.environment import recorded_environment
-from mismatch_probe.provenance.images import has_same_pixels, open_images
 from mismatch_probe.provenance.stored_tensors import Adapter, read_adapter
 from mismatch_probe.reading import is_folder
 from mismatch_probe.records.sequences import PromptImages
