@@ -87,7 +87,7 @@ MessageCallback = Callable[[str], object]
 
 
 class TrackerRun(Protocol):
-    """One run at one tracker. Any exception of its methods is reported once, and the run goes on without that tracker."""
+    """One run at one tracker. An exception of its methods is reported once; the run goes on without it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in the metrics of a step, those that are not finite as they are."""
