@@ -341,10 +341,10 @@ class LengthLaw:
         fitted, nothing shows that they are. Errors that are alike throughout a response have 2 KL T^2, which ends the
         budget at its square root; the interval begins there.
         """
-        closed = self.budget_closed_form
-        if self.budget_tokens is not None or closed is None or closed.low is None:
-            return self.budget_tokens or closed
-        return replace(closed, low=min(closed.low, math.sqrt(closed.low)))
+        of_kl = self.budget_closed_form
+        if self.budget_tokens is not None or of_kl is None or of_kl.low is None:
+            return self.budget_tokens or of_kl
+        return replace(of_kl, low=min(of_kl.low, math.sqrt(of_kl.low)))
 
     @property
     def is_extrapolated(self) -> bool:
