@@ -54,22 +54,6 @@ def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
     return StepLevels(list(newest), [each.value for each in estimates], [each.num_tokens for each in estimates])
 
 
-def course_words(levels: StepLevels) -> str:
-    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high; of two
-    steps that they are too few.
-    """
-    (low, low_step), (high, high_step) = levels.lowest, levels.highest
-    if len(levels.steps) < FEWEST_STEPS_OF_A_TREND:
-        pairs = zip(levels.values, levels.steps, strict=True)
-        each = " and ".join(f"{write_number(value)} at step {step}" for value, step in pairs)
-        return f"{each}, too few steps to show a trend"
-    extent = f"over {len(levels.steps)} steps"
-    if levels.is_flat:
-        return f"flat {extent} ({' to '.join(dict.fromkeys((write_number(low), write_number(high))))})"
-    ends = f"{write_number(low)} at step {low_step}, {write_number(high)} at step {high_step}"
-    return f"neither flat nor growing {extent} ({ends})"
-
-
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
@@ -101,8 +85,6 @@ def _where_to_look(growth: StepGrowth) -> str:
     return f"Look at what changed {between}: {_WHAT_CAN_CHANGE}."
 
 
-FEWEST_STEPS_OF_A_TREND: Final = 3
-"""Two values are never flat: whatever they are, they may as well be the beginning of a growth."""
 _FOREMOST: Final = (
     *("kl_k3", "abs_logprob_diff", "abs_logprob_diff_seq", "logprob_diff_rms", "token_mult_prob_error"),
     "prob_abs_diff",
