@@ -236,7 +236,7 @@ def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
         raise BrokenRecord(f"the manifest says nothing of the stage {stage}, so it is damaged: compare again")
     settings = manifest.stages[stage].effective_settings
     adapter = settings.get("adapter")
-    if isinstance(adapter, str):  # a server's side records the folder that it was said to serve
+    if isinstance(adapter, str):  # a server's side records the folder that it should serve
         if adapter_key(adapter) not in manifest.content_keys:
             raise BrokenRecord(f"the manifest says nothing of the adapter {adapter}, so it is damaged: compare again")
         return {**settings, "adapter": {"folder": adapter, "fingerprint": manifest.content_keys[adapter_key(adapter)]}}
