@@ -198,14 +198,15 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
         if is_off.any() and not has_constant_head:
             how = "begins a token early, or the sampler does not log what it samples first"
             yield _mask_edge(how, "that it begins with", missing, *_counts_off(edges, "firsts", is_off), others)
-        if not has_constant_head:
-            yield from _zeros_of_one_token("begins a token early", "begins", edges, zeros, ~is_off)
+        elif not has_constant_head:
+            yield from _zeros_of_one_token("begins a token early", "begins", edges, zeros)
         zeros = edges.lasts_zeros
         is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts, zeros)
-        yield from _zeros_of_one_token("ends a token late", "ends", edges, zeros, ~is_off)
         if is_off.any():
             how = "ends a token late, or the sampler does not log what ends a response"
             yield _mask_edge(how, "that it ends with", missing, *_counts_off(edges, "lasts", is_off), others)
+        else:
+            yield from _zeros_of_one_token("ends a token late", "ends", edges, zeros)
     if edges.outside_recorded <= _FEW * edges.outside:
         others = "others outside have none" if edges.outside else "nothing else is outside"
         log_prob = "a log-prob of the sampler"
@@ -245,14 +246,15 @@ def _counts_off(edges: EdgeSums, name: str, is_off: Mask) -> tuple[Ints, Ints]:
     return np.maximum(getattr(edges, f"{name}_empty"), zeros)[is_off], getattr(edges, name)[is_off]
 
 
-def _zeros_of_one_token(
-    how: str, verb: str, edges: EdgeSums, zeros: Sequence[ZerosAtEdge], is_open: Mask
-) -> Iterator[LogFinding]:
+def _zeros_of_one_token(how: str, verb: str, edges: EdgeSums, zeros: Sequence[ZerosAtEdge]) -> Iterator[LogFinding]:
     """The question whether a token that always has 0 at an edge was forced, or not sampled: the log holds the same
     numbers in both cases.
     """
-    open_edges = [each for each, is_one in zip(zeros, is_open, strict=True) if is_one and _are_all_zeros(each)]
-    open_edges = [each for each in open_edges if each.nats(edges.inner_by_sureness)[1] >= _IMPROBABLE_ZEROS_NATS]
+    open_edges = [
+        each
+        for each in zeros
+        if _are_all_zeros(each) and each.nats(edges.inner_by_sureness)[1] >= _IMPROBABLE_ZEROS_NATS
+    ]
     if not open_edges:
         return
     number, tokens = sum(each.zeros for each in open_edges), len(set[int]().union(*(e.surest for e in open_edges)))
