@@ -285,6 +285,7 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
         data.pair,
         *dtypes,
         floor=floor_with_noise(data.pair, dtypes, rounding) if rounds_coarsely else rounding,
+        rounding=rounding,
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
         ref_repeats_pi=not manifest.settings.pi(name[0]).logged,
@@ -293,8 +294,9 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     if data.prompt_start is None:
         return disagreement
     start = Disagreement(data.prompt_start, *dtypes, floor=disagreement.floor)
-    floor = disagreement.logit_floor * root_mean_square(start.sensitivity)
-    return replace(disagreement, prompt_start=replace(start, floor=floor))
+    sensitivity = root_mean_square(start.sensitivity)
+    floor, rounding = disagreement.logit_floor * sensitivity, disagreement.logit_rounding * sensitivity
+    return replace(disagreement, prompt_start=replace(start, floor=floor, rounding=rounding))
 
 
 RATIOS: Final[dict[str, Callable[[Floats], Floats]]] = {"kl_k3": k3_terms, "abs_logprob_diff": np.abs}
