@@ -292,10 +292,11 @@ def run_clock(
     second or two.
     """
     manifest = preparation.manifest
-    stages = run.read_manifest().stages
+    recorded = run.read_manifest()
+    stages = recorded.stages
     pending = [
         stage
-        for stage in make_plan(manifest.settings).stages
+        for stage in make_plan(manifest.settings, recorded.rounding_checks).stages
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
     try:
