@@ -130,8 +130,8 @@ def make_plan(settings: CompareSettings, rounding_checks: Sequence[str] = ()) ->
         jobs.append(PlannedJob(mu.job, stages))
     training_stages = _training_stages(settings)
     jobs += _training_jobs(training_stages, TRAINING_PATH)
-    planned = {stage.name for stage in training_stages}
-    checks = [stage for stage in _rounding_stages(settings, rounding_checks) if stage.name not in planned]
+    names = {stage.name for stage in training_stages}
+    checks = [stage for stage in _rounding_stages(settings, rounding_checks) if stage.name not in names]
     jobs += _training_jobs(checks, ROUNDING_CHECK)
     plan = Plan(tuple(jobs))
     _require_a_leg_each(plan)

@@ -110,14 +110,10 @@ def sides_to_check(summary: Summary, manifest: Manifest) -> list[str]:
     for pair in summary.pairs:
         pi, name = settings.pi(pair.train), (pair.train, pair.infer)
         rests_on_size = settings.exact_counterpart(name) == name or pair.verdict.code == Code.BEYOND_FORMAT
-        if (
-            pair.verdict.kind != "bug"
-            or pi.logged
-            or not rests_on_size
-            or known_causes(pair.verdict, summary.preflight)
-        ):
+        if pair.verdict.kind != "bug" or pi.logged or not rests_on_size:
             continue
-        if not any(pi.has_weights_of(side) for side in sides):
+        is_known = any(cause.code or cause.level == "error" for cause in known_causes(pair.verdict, summary.preflight))
+        if not is_known and not any(pi.has_weights_of(side) for side in sides):
             sides.append(pi)
     return [side.name for side in sides[len(manifest.rounding_checks) :]]
 

@@ -284,8 +284,7 @@ def _settled_deviation(deviation: Disagreement, exact: Disagreement | None) -> D
     if exact is None:
         return deviation
     outcome = exact_outcome(exact)
-    is_settled = outcome == "differs" or (outcome == "open" and isinstance(exact.conditioning, str))
-    return replace(deviation, is_settled=is_settled, formats_alone=outcome == "agrees")
+    return replace(deviation, is_settled=outcome == "differs", formats_alone=outcome == "agrees")
 
 
 def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:

@@ -89,8 +89,8 @@ def _of_mean(
         return f"{_of_settings(pair, pair.settings_contrast, pairs)}{_but_known(pairs, preflight)}."
     if verdict.code == Code.ILL_CONDITIONED and verdict.kind == "precision" and pair.conditioning is not None:
         fp32 = write_estimate(pair.conditioning.error_fp32).value
-        amplified = f"FP32 itself is {fp32} nats a token from FP64 on this checkpoint"
-        return f"No bug. {amplified}; {_what_costs(pair)} KL {_kl_and_limit(pair)}{_but_known(pairs, preflight)}."
+        conditioning = f"FP32 itself is {fp32} nats a token from FP64 on this checkpoint"
+        return f"No bug. {conditioning}; {_what_costs(pair)} KL {_kl_and_limit(pair)}{_but_known(pairs, preflight)}."
     if verdict.kind == "precision":
         cost = f"{_what_costs(pair)} KL {_kl_and_limit(pair)}{_closer(pair, contrasts)}"
         return f"No bug. {cost}{_but_known(pairs, preflight)}."
