@@ -5,7 +5,7 @@
 A step draws new prompts and samples of each. Each prompt has a difficulty of its own, drawn from a beta distribution
 around the policy's level. A reward is 0 or 1 by that difficulty, or graded: beta-distributed around it. Without a fault
 the policy stays at its level, or learns or varies slowly. With one, the rewards fall from step 51 on. What a rollback
-would mend is not simulated: the policy goes on as it is. The last table has what a loop with a probe knows besides: a
+would fix is not simulated: the policy goes on as it is. The last table has what a loop with a probe knows besides: a
 policy that hardly moves, so that a fall from one step to the next is none of its making, and one over several may be.
 """
 

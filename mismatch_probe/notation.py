@@ -312,6 +312,9 @@ def _write_at(number: float, place: int, exponent: int) -> str:
 
 
 def _write_tokens_at(number: float, place: int) -> str:
+    """A bound far below its number keeps a digit of its own: `13B [100k, 15B]`."""
+    if number and not round(number, -place):
+        place = _exponent(number)
     rounded_number = round(number, -place)
     for scale, suffix in _TOKEN_SUFFIXES:
         if abs(rounded_number) >= scale:

@@ -104,7 +104,7 @@ def read_json(path: Path, *, constants: bool = False) -> Any:
 
 def parse_json(text: str, *, constants: bool = False) -> Any:
     """What a JSON text means. `constants` lets NaN and Infinity pass, which JSON lacks and Python's writer writes, and
-    so a number too large to be told from it. Of a line without its neighbours only the column of a fault is said, since
+    so a number too large for a float. Of a line without its neighbours only the column of a fault is named, since
     whoever reads lines knows the line's number.
 
     Raises:

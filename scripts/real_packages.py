@@ -16,7 +16,7 @@ READER = "gguf==0.19.0"
 
 
 class CannotMakeError(Exception):
-    """One sentence: what cannot be had or made, why, and what mends it."""
+    """One sentence: what cannot be had or made, why, and what fixes it."""
 
 
 @dataclass(frozen=True)

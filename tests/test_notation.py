@@ -64,6 +64,7 @@ def test_the_interval_sets_the_digits(value: float, low: float | None, high: flo
         (8.66e10, 7.9e10, 9.2e10, "87B [79B, 92B]"),
         (1e5, 8_400.0, 8e5, "100k [8,000, 800k]"),
         (1_900.0, 90.0, 40_000.0, "2,000 [90, 40k]"),
+        (1.3e10, 1.05e5, 1.5e10, "13B [100k, 15B]"),
     ],
 )
 def test_tokens_are_written_as_people_say_them(value: float, low: float, high: float, written: str) -> None:

@@ -73,10 +73,11 @@ class Comparison:
     def length_budget(self) -> Estimate | None:
         """The length in tokens at which the ESS of sequence-level importance weights falls to one half.
 
-        It is fitted, or by the closed form ln 2 / (2 KL) where nothing could be fitted.
+        It is fitted, or by the closed form ln 2 / (2 KL) where nothing could be fitted; then the interval reaches down
+        to where errors that are alike throughout a response would end it.
         """
         law = self.pair.length
-        return None if law is None else law.budget_tokens or law.budget_closed_form
+        return None if law is None else law.budget
 
     @property
     def corrections(self) -> list[CorrectionResult]:

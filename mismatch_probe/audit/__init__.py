@@ -1,1 +1,1 @@
-"""A server's tokens, held against a checkpoint: is it what it is said to be, though it gives no log-probs."""
+"""A server's tokens, held against a checkpoint: does it serve what it should, though it gives no log-probs."""

@@ -252,7 +252,7 @@ def _two_digits(count: int) -> int:
 
 @dataclass(frozen=True)
 class ServedSample:
-    """The tokens, and how they are said to be sampled."""
+    """The tokens, and the sampling settings that are declared."""
 
     tokens: LoggedTokens
     context: Context

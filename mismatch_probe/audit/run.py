@@ -73,7 +73,7 @@ class _StageClock:
 
 
 def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
-    """Is the server at `settings.server.url` what it is said to be? `tell` receives each stage, and how far it is.
+    """Is the server at `settings.server.url` serving what it should? `tell` receives each stage, and how far it is.
 
     Raises:
         UsageError: the checkpoint, the prompts, the server or the settings cannot be used.

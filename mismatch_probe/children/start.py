@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 10.0
 _ENDING_SECONDS: Final = 60.0
-"""How long a job that has said how it went is given to end."""
+"""How long a job may take to end once its result is here."""
 _LOG_LINES: Final = 3
 _READ_BYTES: Final = 2**16
 _THREADS: Final = "Fatal Python error: "

@@ -223,8 +223,8 @@ _SERVER: Final = {
     "key_variable": Flag("server.key_variable", "Environment variable that holds the server's key."),
 }
 _SAID: Final = {
-    "dtype": Flag("dtype", "What the server is said to compute in.", default="bf16"),
-    "adapter": Flag("server.adapter", "LoRA adapter that the server is said to serve: a folder."),
+    "dtype": Flag("dtype", "The dtype that the server should compute in.", default="bf16"),
+    "adapter": Flag("server.adapter", "LoRA adapter that the server should serve: a folder."),
 }
 _SAMPLING: Final = {
     "num_prompts": Flag("prompts.num_prompts", "How many prompts to use; 32 unless given.", int),
@@ -269,7 +269,7 @@ def audit(
     config: options.Config = None,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Say whether a server that gives no log-probs is what it is said to be, by the tokens that it samples.
+    """Say whether a server that gives no log-probs serves what it should, by the tokens that it samples.
 
     Ends with 0 where the tokens are as declared, with 1 where they are not, and with 3 where they do not tell.
     """
@@ -287,7 +287,7 @@ def audit(
     filing = Filing.open(out, run, given_values)
     values = filing.values(audit_values, given_values)
     if "model" not in values:
-        raise UsageError("no model to hold the tokens against; give --model the checkpoint that is said to be served")
+        raise UsageError("no model to hold the tokens against; give --model the checkpoint that should be served")
     if "url" not in values.get("server", {}):
         raise UsageError("no server to audit; give --server http://HOST:PORT")
     settings = parse_settings(AuditSettings, values | ({"headers": header} if header else {}))

@@ -82,7 +82,7 @@ class WatchCourse:
     absent: list[int] = field(default_factory=list)
     responses: dict[int, int] = field(default_factory=dict)
     reading: CurveReading | None = None
-    """Of metrics alone: what the steps told together, at the end."""
+    """Of metrics alone: what the steps show together, at the end."""
     has_ended: bool = False
     _num_seen_for_growth: int = 0
 

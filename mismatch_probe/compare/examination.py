@@ -22,10 +22,10 @@ _REGISTRIES: Final[tuple[Registry[Any], ...]] = (ENGINES, PROTOCOLS, FORMATS, RU
 _PACKAGES = ("torch", "transformers", "vllm")
 _IMPORTS = """
 import importlib, sys
-told, trial, *packages = sys.argv[1:]
+imported, trial, *packages = sys.argv[1:]
 for package in packages:
     importlib.import_module(package)
-    with open(told, "a") as file:
+    with open(imported, "a") as file:
         print(package, file=file)
 if "torch" in sys.modules:
     from mismatch_probe.training_path.arithmetic import native_fp16_follows_the_definition

@@ -248,7 +248,7 @@ def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
         raise BrokenRecord(f"the manifest says nothing of the stage {stage}, so it is damaged: compare again")
     settings = manifest.stages[stage].effective_settings
     adapter = settings.get("adapter")
-    if isinstance(adapter, str):  # a server's side records the folder that it was said to serve
+    if isinstance(adapter, str):  # a server's side records the folder that it should serve
         if adapter_key(adapter) not in manifest.content_keys:
             raise BrokenRecord(f"the manifest says nothing of the adapter {adapter}, so it is damaged: compare again")
         return {**settings, "adapter": {"folder": adapter, "fingerprint": manifest.content_keys[adapter_key(adapter)]}}
@@ -304,6 +304,7 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
         *dtypes,
         floor=floor_with_noise(data.pair, dtypes, rounding) if rounds_coarsely else rounding,
         conditioning=measured,
+        rounding=rounding,
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
         ref_repeats_pi=not manifest.settings.pi(name[0]).logged,
@@ -312,8 +313,9 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     if data.prompt_start is None:
         return disagreement
     start = Disagreement(data.prompt_start, *dtypes, floor=disagreement.floor)
-    floor = disagreement.logit_floor * root_mean_square(start.sensitivity)
-    return replace(disagreement, prompt_start=replace(start, floor=floor))
+    sensitivity = root_mean_square(start.sensitivity)
+    floor, rounding = disagreement.logit_floor * sensitivity, disagreement.logit_rounding * sensitivity
+    return replace(disagreement, prompt_start=replace(start, floor=floor, rounding=rounding))
 
 
 def _conditioning(manifest: Manifest, name: PairName, pair: TokenPair) -> Conditioning | str | None:

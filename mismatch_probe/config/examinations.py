@@ -205,7 +205,7 @@ class AuditedServer(Settings):
     model: Annotated[str, Field(min_length=1)] | None = None
     """The name to ask for; unset, the only one that is served."""
     adapter: str | None = None
-    """The folder of a LoRA adapter that it is said to serve."""
+    """The folder of the LoRA adapter that it should serve."""
     chat: bool = False
     """Whether it is given messages, which it puts into its own chat template, in place of token ids."""
     concurrency: Count = 16
@@ -240,7 +240,7 @@ class AuditSettings(Settings):
     model: ModelSettings
     server: AuditedServer
     dtype: DtypeField = Dtype.BF16
-    """What the server is said to compute in."""
+    """The dtype that the server should compute in."""
     prompts: AuditPrompts = AuditPrompts()
     sampling: AuditSampling = AuditSampling()
     headers: Annotated[tuple[str, ...], Field(strict=False)] = ()

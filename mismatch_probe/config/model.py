@@ -159,7 +159,7 @@ class TrainingPathSettings(Settings):
     """Where a device map may put what the GPUs do not hold, `cpu`, or `disk` too; unset, nowhere."""
     batch_tokens: Count = 16384
     adapter: str | None = None
-    """The folder of a LoRA adapter, computed besides the weights."""
+    """The folder of a LoRA adapter."""
     adapter_merged: bool = False
     """Whether the adapter is added to the weights in FP32 before they are brought to the dtype."""
     ranks: Count | None = None

@@ -34,6 +34,7 @@ from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
+from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
 
 _MOST_STEPS_NAMED: Final = 20
 
@@ -165,11 +166,11 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
         answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")
     }
     if decision.answer == "pass":
-        return f"Pass: {_count_limits(blocking)} kept {at}{_but_growing(decision)}."
+        return f"Pass: {_limits_and_pairs(blocking, blocking, 'kept')} {at}{_but_growing(decision)}."
+    of_answer = checks_by_answer[decision.answer]
     if decision.answer == "fail":
-        return f"Fail: {len(checks_by_answer['fail'])} of {_count_limits(blocking, 'is', 'are')} broken {at}."
-    of_limits = f"{len(checks_by_answer['inconclusive'])} of {_count_limits(blocking, 'is', 'are')}"
-    return f"Inconclusive: {of_limits} neither kept nor broken {at}; {what_next}."
+        return f"Fail: {_limits_and_pairs(of_answer, blocking, 'broken')} {at}."
+    return f"Inconclusive: {_limits_and_pairs(of_answer, blocking, 'neither kept nor broken')} {at}; {what_next}."
 
 
 def _but_growing(decision: GateDecision) -> str:
@@ -177,8 +178,19 @@ def _but_growing(decision: GateDecision) -> str:
     return "" if growth is None else f", but {growth.sentence.partition('; ')[0]}"
 
 
-def _count_limits(checks: Sequence[CheckResult], verb: str = "is", many: str = "are") -> str:
-    return f"{len(checks)} {f'limit {verb}' if len(checks) == 1 else f'limits {many}'}"
+def _limits_and_pairs(checks: Sequence[CheckResult], blocking: Sequence[CheckResult], state: str) -> str:
+    """`1 limit is kept by 3 pairs`, `1 of 2 limits is broken by 1 of 3 pairs`: a limit is one however many pairs it is
+    put on, as in the file.
+    """
+    limits, of_limits = ({(each.measured, each.kind, each.limit) for each in group} for group in (checks, blocking))
+    pairs, of_pairs = ({each.pair for each in group} for group in (checks, blocking))
+    verb = "is" if len(limits) == 1 else "are"
+    sentence = f"{_so_many_of(len(limits), len(of_limits), 'limit')} {verb} {state}"
+    return sentence if len(of_pairs) == 1 else f"{sentence} by {_so_many_of(len(pairs), len(of_pairs), 'pair')}"
+
+
+def _so_many_of(number: int, of: int, what: str) -> str:
+    return write_many(of, what) if number == of else f"{number} of {write_many(of, what)}"
 
 
 def _next_step(
@@ -255,6 +267,9 @@ def _note_of_edited_file(gate_key: str, earlier: GateResult | None) -> list[str]
     ]
 
 
+_KL_METRICS: Final = ("kl_k1", "kl_k2", "kl_k3")
+
+
 def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[str]:
     notes = []
     empty = sum(sample.num_empty for sample in run.samples.values())
@@ -267,6 +282,11 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
         notes += what_a_log_lacks(run.manifest.log)
         if gate.settings.growth != "off" and not any(map(has_growth_to_show, run.samples.values())):
             notes.append("growth of the KL over the steps was not judged: one step, or too few responses to show one")
+    if gate.checks and not any(check.metric in _KL_METRICS for check in gate.checks):
+        notes.append(
+            f"{KL_LIMIT_NAME}, which the run's headline names, is one on the KL ({KL_LIMIT:g} nats a token): this gate "
+            "does not judge the KL, and its limits are those of the table"
+        )
     if baseline is not None:
         notes += unchecked_facts(run.identity, baseline.identity, "the baseline")
         changes = version_changes(baseline.manifest, run.manifest)

@@ -113,8 +113,9 @@ def _warn_of_base(base: OtherBase, by: str = "", stacklevel: int = 5) -> None:
 
 
 def tell_of_base(step: int, sums: Sums | None, base: OtherBase | None, warned_of: frozenset[str]) -> frozenset[str]:
-    """Warns once of what the last steps together show to be in another base, and the last one alone does not. told:
-    what was warned of.
+    """Warns once of what the last steps together show to be in another base, and the last one alone does not.
+
+    warned_of: the keys of earlier warnings; the result has the new one too.
     """
     key = f"in another base: {base}"
     if base is None or sums is None or not sums.with_entropy or key in warned_of:
@@ -193,7 +194,10 @@ def left_out_sentence(left_out: LeftOutTotals) -> str | None:
 
 
 def tell_of_left_out(step: int, sums: Sums | None, warned_of: frozenset[str]) -> frozenset[str]:
-    """Warn of them once where the others are measured, and once where they are not. told: the warnings so far."""
+    """Warn of them once where the others are measured, and once where they are not.
+
+    warned_of: the keys of earlier warnings; the result has the new one too.
+    """
     sentence = None if sums is None or sums.faults else left_out_sentence(sums.left_out)
     key = f"left out, the others measured: {sums is not None and sums.is_measured}"
     if sentence is None or key in warned_of:

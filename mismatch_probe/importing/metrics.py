@@ -38,7 +38,7 @@ _ELSEWHERE: Final = {
 """Metrics that guards know by another name; the ESS of clamped weights is at least that of the weights."""
 _WINDOW: Final = 64
 _FEWEST_OF_LUCK: Final = 4
-"""Steps at which an estimate must be void before it is said."""
+"""Steps at which an estimate must be void before it is reported."""
 _BOUND: Final = (
     "KL (k3) is not in this log: guards judge the least that it can be with these sizes of d, so that a breach is "
     "sure and a pass is not"

@@ -109,12 +109,19 @@ class NumpyArray(_StateAlone):
             return None
         _, shape, kind, is_by_column, data = self._state
         name = kind.numbers if isinstance(kind, _NumpyKind) else None
-        if name is None or not isinstance(data, bytes) or not isinstance(shape, tuple):
+        if name is None or not isinstance(data, bytes | bytearray) or not isinstance(shape, tuple):
             return None
         dtype = np.dtype(name)
         if any(type(size) is not int or size < 0 for size in shape) or prod(shape) * dtype.itemsize != len(data):
             return None
         return np.frombuffer(data, dtype).reshape(shape, order="F" if is_by_column is True else "C")
+
+
+def _buffer_array(data: Any = None, kind: Any = None, shape: Any = None, order: Any = None) -> NumpyArray:
+    """An array as protocol 5 writes it: its numbers, their dtype, its shape, and whether they lie by columns."""
+    array = NumpyArray()
+    array.__setstate__((1, shape, kind, order == "F", data))
+    return array
 
 
 def _latin_bytes(text: Any = None, encoding: Any = None) -> Any:
@@ -128,6 +135,7 @@ NUMPY_NAMES: Final[PickleNames] = {
     "_codecs.encode": StandIn(_latin_bytes),
     "numpy.dtype": StandIn(_NumpyKind),
     "numpy.ndarray": UNREAD,
+    **{f"numpy.{core}.numeric._frombuffer": StandIn(_buffer_array) for core in ("_core", "core")},
     **{
         f"numpy.{core}.multiarray.{name}": stand_in
         for core in ("_core", "core")

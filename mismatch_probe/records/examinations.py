@@ -1,6 +1,6 @@
 """The documents of `headroom` (`headroom.json`: does a checkpoint fit FP16, what was seen, what was tried) and `audit`.
 
-`audit` holds a server's tokens against the checkpoint that it is said to serve.
+`audit` holds a server's tokens against the checkpoint that it should serve.
 """
 
 from typing import Final, Literal
@@ -265,7 +265,7 @@ class Agreement(Record):
     equal: Estimate
     """The share of the server's tokens that are the ones named."""
     floor: Estimate
-    """The same of the checkpoint's own computation in the dtype that the server is said to compute in."""
+    """The same of the checkpoint's own computation in the dtype that the server should compute in."""
     num_differing: int
     expected_differing: float
     """By the rounding of that dtype alone, from the margins of all positions."""

@@ -316,7 +316,7 @@ def findings_section(document: Document) -> Section:
     if isinstance(document, Headroom):
         anchor, title = "headroom", "Does it fit FP16"
     elif isinstance(document, Audit):
-        anchor, title = "audit", "Is the server what it is said to be"
+        anchor, title = "audit", "Does the server serve what it should"
     elif isinstance(document, Explanation):
         anchor, title = explain_anchor(document), explain_title(document)
     else:

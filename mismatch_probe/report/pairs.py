@@ -75,8 +75,8 @@ def _error_cell(pair: PairSummary) -> Cell:
 
 
 def budget(pair: PairSummary) -> WrittenNumber:
-    """The length budget in tokens: fitted; with a star where beyond the data; with a dagger by the closed form; with a
-    double dagger where it is at most so long.
+    """The length budget in tokens, with a mark for how it was made: a dagger by the closed form, where it could not be
+    fitted; a star beyond the data, however it was made; a double dagger where it is at most so long.
 
     A bug has none: it is there to be fixed, not to be lived with up to some length. Nor has a KL that grows over the
     steps of a log, whose mean over all of them is that of no step.
@@ -84,12 +84,14 @@ def budget(pair: PairSummary) -> WrittenNumber:
     law = pair.length
     if law is None or not measures_precision(pair.verdict) or grows(pair):
         return WrittenNumber(ABSENT)
-    if law.budget_tokens is None and law.budget_closed_form is None:
+    if law.budget is None:
         return WrittenNumber(ABSENT)
-    if law.budget_tokens is None:
-        return _with_mark(write_tokens(law.budget_closed_form), "†")
-    marks = ("*" if law.longest_budget_is_extrapolated else "") + (_OPEN if law.budget_tail_is_open else "")
-    return _with_mark(write_tokens(law.budget_tokens), marks)
+    marks = [
+        "*" if law.is_extrapolated else "",
+        "†" if law.budget_tokens is None else "",
+        _OPEN if law.budget_tail_is_open else "",
+    ]
+    return _with_mark(write_tokens(law.budget), "".join(marks))
 
 
 def _kl_cell(pair: PairSummary) -> WrittenNumber:
@@ -123,10 +125,13 @@ def _budget_footnote(summary: Summary) -> str:
     longest = write_count(max(law.measured_up_to for law in laws))
     meaning = "length budget: the response length, in tokens, at which sequence-level importance sampling has an ESS of"
     notes = [f"{meaning} {laws[0].budget_ess:g}"]
-    if any(law.longest_budget_is_extrapolated for law in laws):
+    if any(law.is_extrapolated for law in laws):
         notes.append(f"* extrapolated beyond the longest response measured, {longest} tokens")
     if any(law.budget_tokens is None for law in laws):
-        notes.append("† not fitted, but by the closed form ln(1 / ESS) / (2 KL)")
+        notes.append(
+            "† not fitted, but by the closed form ln(1 / ESS) / (2 KL); its interval reaches down to where errors that "
+            "are alike throughout a response would end it"
+        )
     return "; ".join(notes)
 
 

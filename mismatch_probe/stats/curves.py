@@ -21,7 +21,7 @@ from mismatch_probe.stats.sequences import Floats, Ints
 ShapeKind = Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "too_short"]
 
 FEWEST_STEPS: Final = 12
-"""Of fewer values nothing is said."""
+"""Fewer values allow no statement."""
 LEVEL_BY_CHANCE: Final = 1e-3
 """The p-value below which the level changes."""
 LEAST_FOLD: Final = 1.5

@@ -1,6 +1,7 @@
 """The results of the statistics: frozen records for JSON, without arrays or NaN; what cannot be computed is absent."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final, Literal
 
@@ -351,3 +352,21 @@ class LengthLaw:
     by_confidence: list[ConfidenceCurve] = field(default_factory=list)
     """The deviation by position for each confidence, which separates length from confidence."""
     unavailable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def budget(self) -> Estimate | None:
+        """T*, tokens: fitted, or by the closed form where nothing could be fitted.
+
+        The closed form takes the errors of a response for independent: Var(S | T) = 2 KL T. Where nothing could be
+        fitted, nothing shows that they are. Errors that are alike throughout a response have 2 KL T^2, which ends the
+        budget at its square root; the interval begins there.
+        """
+        of_kl = self.budget_closed_form
+        if self.budget_tokens is not None or of_kl is None or of_kl.low is None:
+            return self.budget_tokens or of_kl
+        return replace(of_kl, low=min(of_kl.low, math.sqrt(of_kl.low)))
+
+    @property
+    def is_extrapolated(self) -> bool:
+        """Whether the budget, however it was made, lies beyond the longest response."""
+        return self.budget is not None and self.budget.value > self.measured_up_to

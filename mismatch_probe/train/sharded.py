@@ -192,7 +192,7 @@ class ShardedModel(Generic[Module]):
 def _checkpoint_gradients(model: PreTrainedModel) -> None:
     """Compute each layer's activations again in the backward pass.
 
-    Only the modules that do so are told that they train: dropout stays off, as it is when mu samples.
+    Only the modules that do so are set to training mode: dropout stays off, as it is when mu samples.
     """
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():

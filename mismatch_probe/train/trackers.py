@@ -87,7 +87,7 @@ MessageCallback = Callable[[str], object]
 
 
 class TrackerRun(Protocol):
-    """One run at one tracker. Any exception of its methods is said once, and the run goes on without that tracker."""
+    """One run at one tracker. An exception of its methods is reported once; the run goes on without it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in the metrics of a step, those that are not finite as they are."""
@@ -119,7 +119,7 @@ def track(directory: TrainingDirectory, settings: TrainSettings, tell: MessageCa
 
 
 class GuardedTracker:
-    """A tracker until it fails; what it failed with is said once."""
+    """A tracker until it fails; what it failed with is reported once."""
 
     def __init__(self, name: Tracker, tell: MessageCallback) -> None:
         self._name = name

@@ -105,7 +105,7 @@ def _load_with_adapter(
     is_expanded: bool = False,
     advice: str = SMALLER,
 ) -> PreTrainedModel:
-    """The checkpoint with its parameters in `dtype`, and the adapter beside them; merged, both are rounded once."""
+    """The checkpoint with its parameters in `dtype`, and the unmerged adapter; merged, both are rounded once."""
     adapter = None if settings.adapter is None else read_adapter(Path(settings.adapter))
     config = load_config(folder, trust_remote_code=trust_remote_code)
     require_group(settings)

@@ -54,16 +54,6 @@ def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
     return StepLevels(list(newest), [each.value for each in estimates], [each.num_tokens for each in estimates])
 
 
-def course_words(levels: StepLevels) -> str:
-    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high."""
-    (low, low_step), (high, high_step) = levels.lowest, levels.highest
-    extent = f"over {len(levels.steps)} steps"
-    if levels.is_flat:
-        return f"flat {extent} ({' to '.join(dict.fromkeys((write_number(low), write_number(high))))})"
-    ends = f"{write_number(low)} at step {low_step}, {write_number(high)} at step {high_step}"
-    return f"neither flat nor growing {extent} ({ends})"
-
-
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 

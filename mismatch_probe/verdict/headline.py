@@ -8,11 +8,12 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
-from mismatch_probe.notation import shown_number, write_estimate, write_many, write_percent
+from mismatch_probe.notation import shown_number, write_estimate, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
+from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.curves import course_words, growth_sentence, levels_of, step_to_explain
+from mismatch_probe.verdict.curves import growth_sentence, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
@@ -183,6 +184,26 @@ def _kl_and_limit(pair: PairSummary) -> str:
     levels = levels_of(pair.steps) if pair.growth is None else None
     course = "" if levels is None else f", {course_words(levels)}"
     return f"{write_estimate(kl).value} a token, {against_limit(kl)}{course}"
+
+
+_FEWEST_STEPS_OF_A_TREND: Final = 3
+"""Two values are never flat: whatever they are, they may as well be the beginning of a growth."""
+
+
+def course_words(levels: StepLevels) -> str:
+    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high; of two
+    steps that they are too few.
+    """
+    (low, low_step), (high, high_step) = levels.lowest, levels.highest
+    if len(levels.steps) < _FEWEST_STEPS_OF_A_TREND:
+        pairs = zip(levels.values, levels.steps, strict=True)
+        each = " and ".join(f"{write_number(value)} at step {step}" for value, step in pairs)
+        return f"{each}, too few steps to show a trend"
+    extent = f"over {len(levels.steps)} steps"
+    if levels.is_flat:
+        return f"flat {extent} ({' to '.join(dict.fromkeys((write_number(low), write_number(high))))})"
+    ends = f"{write_number(low)} at step {low_step}, {write_number(high)} at step {high_step}"
+    return f"neither flat nor growing {extent} ({ends})"
 
 
 def _of_few_prompts(pair: PairSummary) -> str:

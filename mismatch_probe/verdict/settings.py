@@ -54,7 +54,7 @@ _OF_SWITCHES: Final = {
     "enable_prefix_caching": ("prefix caching", "no prefix caching"),
     "enable_chunked_prefill": ("chunked prefill", "no chunked prefill"),
     "enforce_eager": ("eager execution", "compilation"),
-    "adapter_merged": ("a merged adapter", "an adapter beside the weights"),
+    "adapter_merged": ("a merged adapter", "an unmerged adapter"),
 }
 
 
@@ -188,8 +188,8 @@ def what_changes(contrast: SettingsContrast) -> str:
 
 
 def _by_rounding(pair: PairSummary, contrast: SettingsContrast, baseline: PairSummary) -> dict[str, object]:
-    """The format that the settings round to, and whether rounding explains what they change; None where that cannot be
-    told: nothing says it, or settings without a format change more than another order of sums was seen to.
+    """The format that the settings round to, and whether rounding explains what they change; None where that is
+    unknown: nothing says it, or settings without a format change more than another order of sums was seen to.
 
     An error is a multiple of a format's unit roundoff, and the settings round some of what `dtype` rounds all of. The
     margin is that within which an error is taken for another format's (`one_sided_dtype`). Without a format they change

@@ -51,13 +51,35 @@ def test_the_demo_passes_and_a_planted_mismatch_fails(tmp_path: Path) -> None:
     probe("compare", *words, "--out", run.path, "--gate", STARTER, code=ExitCode.PASS)
     edit_leg(run, "train-bf16", lower)
     probe("report", run.path, "--recompute")
-    assert "Fail: 1 of 1 limit is broken" in probe("gate", run.path, "--config", STARTER).stdout
+    assert "Fail: 1 limit is broken with 64 sequences" in probe("gate", run.path, "--config", STARTER).stdout
 
 
 def lower(columns: dict[str, object]) -> None:
     rows = columns["logprobs"]
     assert isinstance(rows, list)
     columns["logprobs"] = [(np.asarray(row) - 0.3).tolist() for row in rows]
+
+
+@pytest.mark.slow
+def test_a_limit_of_the_file_is_counted_once_and_its_pairs_beside_it(tmp_path: Path, command_line: CommandLine) -> None:
+    """Before: "3 limits are kept", of a file that has one."""
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=64, pairs=PAIRS))
+    kept = command_line("gate", run.path, "--config", STARTER)
+    assert "Pass: 1 limit is kept by 3 pairs with 64 sequences" in kept.stdout
+    two = "".join(f'[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n' for limit in (1.0, 1e-3))
+    broken = command_line("gate", run.path, "--config", gate_file(tmp_path, two))
+    assert "Fail: 1 of 2 limits is broken by 2 of 3 pairs with 64 sequences" in broken.stdout
+
+
+@pytest.mark.slow
+def test_a_gate_that_does_not_judge_the_kl_says_whose_yardstick_is_whose(
+    tmp_path: Path, command_line: CommandLine
+) -> None:
+    run = simulated_run(tmp_path / "run", FEW)
+    note = "NeMo-RL's limit, which the run's headline names, is one on the KL (0.001 nats a token)"
+    assert note in command_line("gate", run.path, "--config", STARTER).stdout
+    of_kl = gate_file(tmp_path, '[gate]\npreset = "nemo-rl"\n')
+    assert note not in command_line("gate", run.path, "--config", of_kl).stdout
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, run_answer
 from mismatch_probe.report.view import Answer
+from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.verdict.findings import with_findings
+from mismatch_probe.verdict.headline import course_words
 from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import log_of_levels
@@ -102,6 +104,12 @@ def test_a_flat_noisy_log_keeps_its_headline(tmp_path: Path) -> None:
     assert answer.figure.panels[0].heading.anchor == "overview-kl"
     assert answer.sections[0].anchor == "verdicts"
     assert [section.anchor for section in answer.sections].count("steps") == 1
+
+
+def test_two_steps_are_never_called_flat() -> None:
+    two = course_words(StepLevels([3, 4], [1e-4, 1e-4], [100, 100]))
+    assert two == "1.00e-4 at step 3 and 1.00e-4 at step 4, too few steps to show a trend"
+    assert course_words(StepLevels([3, 4, 5], [1e-4] * 3, [100] * 3)) == "flat over 3 steps (1.00e-4)"
 
 
 @pytest.mark.parametrize(("step", "kind"), [(0, "bug"), (5, "bug")], ids=["before it grew", "where it grew"])

@@ -14,7 +14,7 @@ import torch
 
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs import FORMATS, recognise
-from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.sequences import KeptSets, LoggedResponse
 from tests.logs.reading import DATA, lines_of, read, written
 
 VERL = Path(__file__).parent / "field_order" / "tq_batch.pt"
@@ -40,7 +40,10 @@ def shuffled(value: Any, rng: random.Random) -> Any:
 def require_equal(responses: list[LoggedResponse], others: list[LoggedResponse]) -> None:
     for one, other in zip(responses, others, strict=True):
         for field in one.__dataclass_fields__.keys() - PLACES:
-            np.testing.assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
+            values = getattr(one, field), getattr(other, field)
+            parts = [vars(value) if isinstance(value, KeptSets) else {"": value} for value in values]
+            for part in parts[0] | parts[1]:
+                np.testing.assert_array_equal(parts[0].get(part), parts[1].get(part), err_msg=f"{field} {part}")
 
 
 @pytest.mark.parametrize("order", ORDERS)

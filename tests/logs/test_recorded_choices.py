@@ -19,6 +19,7 @@ from tests.logs.choices import rows_of, with_experts, with_sets
 from tests.logs.reading import DATA, lines_of, read, written
 from tests.logs.test_formats import TestSkyrl, written_batch
 
+PATH_OF_GENERATE = DATA / "sglang_responses" / "generate.jsonl"
 EXPERTS = np.arange(24).reshape(4, 3, 2)
 ROW = {"prompt_token_ids": [1, 2], "token_ids": [5, 6, 7], "logprobs": [-0.1, -0.2, -0.3]}
 
@@ -122,7 +123,7 @@ def test_experts_of_sglang_have_as_many_a_layer_as_come_once(
 def test_a_short_answer_of_sglang_and_one_of_other_tokens_have_no_experts_and_no_error(tmp_path: Path) -> None:
     short, other = drawn(20, 4, 2, 8), drawn(90, 4, 2, 8).reshape(-1)[:-3]
     assert sglang(tmp_path, [short])[0].experts is None
-    rows = lines_of(DATA / "sglang_responses" / "generate.jsonl")
+    rows = lines_of(PATH_OF_GENERATE)
     rows[0]["meta_info"]["routed_experts"] = b64encode(other.astype("<i4").tobytes()).decode()
     assert read(written(tmp_path / "other.jsonl", rows))[0][0].experts is None
     rows[0]["meta_info"]["routed_experts"] = "no base64"
@@ -261,6 +262,58 @@ def test_skyrl_pads_experts_and_sets_as_its_sequences(tmp_path: Path) -> None:
         assert len(response.experts) == num_tokens
         assert response.experts[0, 0, 0] == response.num_padding
         assert response.kept.sizes.tolist() == [1] * response.token_ids.size
+
+
+PACKED = TestSkyrl.FILE.with_name("global_step_2_training_input.pkl")
+"""Of SkyRL 0.4, which packs what was chosen and names the formats of its tensors by a class."""
+
+
+def test_skyrl_packs_experts_and_sets() -> None:
+    responses, _ = read(PACKED)
+    assert len(responses) == 3
+    for response in responses:
+        assert response.experts is not None
+        assert response.kept is not None
+        assert response.experts.shape == (response.prompt_token_ids.size + response.token_ids.size, 3, 2)
+        assert (response.experts[-1] == -1).all(), "the router has not seen the last token"
+        assert (response.experts[:-1, :, 0] != response.experts[:-1, :, 1]).all()
+        sets = np.split(response.kept.ids, response.kept.ends[:-1])
+        for token, is_sampled, ids in zip(response.token_ids, response.sampled, sets, strict=True):
+            assert (token in ids) == is_sampled
+            assert (ids.size > 0) == is_sampled
+
+
+@pytest.mark.parametrize("name", ["rollout_expert_indices", "rollout_sample_support"])
+def test_packed_choices_of_other_tokens_are_refused(tmp_path: Path, name: str) -> None:
+    def with_ends(change) -> Path:
+        def edit(columns: dict) -> None:
+            ends = columns[name]["cu_seqlens"]
+            values = change(np.frombuffer(ends["data"], np.int32).copy())
+            ends |= {"data": values.tobytes(), "shape": values.shape}
+
+        return written_batch(tmp_path, PACKED.read_bytes(), edit)
+
+    same, _ = read(with_ends(lambda ends: ends))
+    assert all(response.experts is not None and response.kept is not None for response in same)
+    with pytest.raises(UsageError, match="other tokens than its cu_seqlens says"):
+        read(with_ends(lambda ends: ends - 1))
+    with pytest.raises(UsageError, match="other tokens than its cu_seqlens says"):
+        read(with_ends(lambda ends: np.append(ends, ends[-1] + 5)))
+    with pytest.raises(UsageError, match="the recorded choices are of other tokens than its sequences"):
+        read(with_ends(lambda ends: ends - np.eye(ends.size, dtype=np.int32)[1]))
+    with pytest.raises(UsageError, match="its columns are not of the same rows"):
+        read(with_ends(lambda ends: ends[[0, -1]]))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_an_array_of_numpy_is_read_from_each_protocol(protocol: int) -> None:
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    for each in (array, np.asfortranarray(array)):
+        numpy = load(pickle.dumps(each, protocol=protocol), NUMPY_NAMES)
+        assert isinstance(numpy, NumpyArray)
+        numbers = numpy.numbers()
+        assert numbers is not None
+        assert numbers.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("column", [{"format": "tensor_list", "items": []}, {"values": {}, "cu_seqlens": {}}, None])

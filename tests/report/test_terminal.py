@@ -106,10 +106,16 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
     summary = samples.summary(((Dtype.BF16, Dtype.BF16),))
     pair = summary.pairs[0]
     assert pair.length is not None
-    unfitted = replace(pair.length, budget_tokens=None, longest_budget_is_extrapolated=False)
+    unfitted = replace(pair.length, budget_tokens=None, budget_tail_is_open=False)
     text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": unfitted})]}))
-    assert f"{write_tokens(pair.length.budget_closed_form).value}†" in text
+    number = write_tokens(unfitted.budget)
+    star = "*" if unfitted.is_extrapolated else ""
+    assert f"{number.value}{star}† {number.interval}" in text
+    assert number.interval != write_tokens(unfitted.budget_closed_form).interval
     assert "† not fitted, but by the closed form" in text
+    further = replace(unfitted, measured_up_to=10)
+    text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": further})]}))
+    assert f"{number.value}*† {number.interval}" in text, "beyond the data, as a fitted one"
 
 
 def test_what_is_too_rare_for_the_sample_is_marked_and_explained_once() -> None:

@@ -120,7 +120,7 @@ def test_advice_that_stands_above_is_not_repeated_but_for_another_command() -> N
         verdict("undecided", "unexplained", f"Open {n}.", f"FP32 decides: `mismatch-probe {n}`") for n in range(3)
     ]
     summary = judged(*three_verdicts)
-    bug = summary.verdict.model_copy(update={"advice": ["Mend it."]})
+    bug = summary.verdict.model_copy(update={"advice": ["Fix it."]})
     once = [block.lists for block in findings(summary.model_copy(update={"verdict": bug}))]
     assert str(once).count("FP32 decides") == 1
     advice = [

@@ -173,6 +173,23 @@ def test_a_stricter_share_buys_a_shorter_budget():
     assert most.value < half.value
 
 
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_the_interval_of_a_budget_that_was_not_fitted_holds_errors_that_are_alike_and_those_that_are_independent(
+    are_alike: bool,
+) -> None:
+    """Six responses are too few for a fit; where errors are alike, the closed form is wrong by its square root."""
+    alike = np.repeat(np.array([-1, 1, -1, 1, -1, 1]) * 1e-3, 256)
+    truth = math.sqrt(math.log(2)) / 1e-3 if are_alike else math.log(2) / 0.02**2
+    law = length_law(pair_with(alike if are_alike else gaussian_pair(6, 256, 0.02).diff, np.full(6, 256)))
+    assert law.budget_tokens is None
+    assert law.budget is not None
+    assert law.budget_closed_form is not None
+    assert law.budget.value == law.budget_closed_form.value
+    assert holds(law.budget, truth)
+    assert holds(law.budget_closed_form, truth) != are_alike
+    assert law.is_extrapolated
+
+
 @pytest.mark.parametrize("ess", [0.0, 1.0, -1.0])
 def test_a_share_that_is_none_is_refused(ess: float):
     with pytest.raises(ValueError, match="between 0 and 1"):

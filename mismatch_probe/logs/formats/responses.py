@@ -4,6 +4,7 @@ A line may be the answer itself, or hold it as batch files do (`response.body`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,12 @@ from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.recorded_choices import flat_experts, kept_sets, routed_experts
 from mismatch_probe.logs.row import Row, Tell, read_lines
 from mismatch_probe.logs.weight_versions import Spans, version_of, weight_spans
-from mismatch_probe.records.sequences import FloatArray, IntArray, LoggedResponse
+from mismatch_probe.records.sequences import FloatArray, IntArray, KeptSets, LoggedResponse
 
 _PROMPT: Final = ("prompt_token_ids", "input_ids")
+_OUTPUT: Final = "output_token_logprobs"
+_SETS: Final = "output_token_sampling_mask"
+_IN_SETS: Final = "output_token_sampling_logprobs"
 _NAMED_BY_ID: Final = "token_id:"
 
 
@@ -30,7 +34,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             continue
         answer = line.inside("response").inside("body") if line.has("response") else line
         for choice in answer.rows("choices"):
-            token_ids, log_probs = _choice_of(choice)
+            token_ids, log_probs, kept = _choice_of(choice)
             spans = _spans((choice, _metadata(answer), answer, line), token_ids.size)
             yield LoggedResponse(
                 where=line.where,
@@ -47,12 +51,16 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 model=answer.text("model"),
                 finish_reason=choice.text("finish_reason"),
                 experts=routed_experts(choice, "routed_experts"),
-                kept=kept_sets(choice, "sampling_mask"),
+                kept=kept_sets(choice, "sampling_mask") if kept is None else kept,
             )
 
 
-def _choice_of(choice: Row) -> tuple[IntArray, FloatArray | None]:
-    """The ids and log-probs of a choice. Where `token_ids` is absent, tokens that are named by their ids have them."""
+def _choice_of(choice: Row) -> tuple[IntArray, FloatArray | None, KeptSets | None]:
+    """The ids and log-probs of a choice, and the sets that SGLang writes. Where `token_ids` is absent, SGLang's
+    `meta_info` has them, or tokens that are named by their ids.
+    """
+    if isinstance(choice.columns.get("meta_info"), Mapping) and choice.inside("meta_info").has(_OUTPUT):
+        return _of_metadata(choice.inside("meta_info"))
     names: list[Any] | None = None
     log_probs: Any = None
     if choice.has("logprobs"):
@@ -68,7 +76,7 @@ def _choice_of(choice: Row) -> tuple[IntArray, FloatArray | None]:
     else:
         token_ids = Row(choice.where, {"token_ids": _ids_in(choice, names)}).ids("token_ids")
     row = Row(choice.where, {"logprobs": log_probs})
-    return token_ids, row.optional_numbers("logprobs", token_ids.size)
+    return token_ids, row.optional_numbers("logprobs", token_ids.size), None
 
 
 def _metadata(answer: Row) -> Row:
@@ -104,7 +112,7 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
     sizes: dict[int, int] = {}
     for row in read_lines(path, tell):
         meta = row.inside("meta_info")
-        token_ids, log_probs = _pairs(meta, "output_token_logprobs")
+        token_ids, log_probs, kept = _of_metadata(meta)
         if row.has("output_ids") and not np.array_equal(row.ids("output_ids"), token_ids):
             raise row.refusal("output_ids are others than those of output_token_logprobs")
         finish = meta.columns.get("finish_reason")
@@ -123,7 +131,41 @@ def _generations(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
             trajectory=row.text("trajectory"),
             finish_reason=str(finish["type"]) if isinstance(finish, dict) and "type" in finish else None,
             experts=flat_experts(meta, "routed_experts", prompt.size + token_ids.size, sizes),
+            kept=kept,
         )
+
+
+def _of_metadata(meta: Row) -> tuple[IntArray, FloatArray, KeptSets | None]:
+    """The ids and log-probs of SGLang's `meta_info`, and the sets that tokens were drawn from."""
+    token_ids, log_probs = _pairs(meta, _OUTPUT)
+    kept, of_sets = _sampling_sets(meta, token_ids)
+    return token_ids, log_probs if of_sets is None else of_sets, kept
+
+
+def _sampling_sets(meta: Row, token_ids: IntArray) -> tuple[KeptSets | None, FloatArray | None]:
+    """The sets that tokens were drawn from (`return_sampling_mask`), and the tokens' log-probs within them, which are
+    those of the law that was sampled. A log-prob a token, or in `support` mode one of each id in its set.
+
+    Raises:
+        UsageError: they are of other tokens.
+    """
+    kept = kept_sets(meta, _SETS)
+    if kept is None:
+        return None, None
+    if kept.ends.size != token_ids.size:
+        raise meta.refusal(f"{_SETS} has sets of {kept.ends.size} tokens where there are {token_ids.size}")
+    values = meta.columns.get(_IN_SETS)
+    if not isinstance(values, list) or not any(isinstance(value, list) for value in values):
+        return kept, meta.optional_numbers(_IN_SETS, token_ids.size)
+    if not all(isinstance(value, list) for value in values):
+        raise meta.refusal(f"{_IN_SETS} has a list for some tokens and a number for others")
+    of_ids = Row(meta.where, {_IN_SETS: [*chain.from_iterable(values)]}).numbers(_IN_SETS, kept.ids.size)
+    if [len(value) for value in values] != kept.sizes.tolist():
+        raise meta.refusal(f"{_IN_SETS} has other lengths than {_SETS}")
+    log_probs = np.full(token_ids.size, np.nan)
+    is_own = kept.ids == np.repeat(token_ids, kept.sizes)
+    log_probs[np.repeat(np.arange(token_ids.size), kept.sizes)[is_own]] = of_ids[is_own]
+    return KeptSets(kept.ids, kept.ends, of_ids), log_probs
 
 
 def _prompt_of_generate(row: Row, meta: Row) -> IntArray:
@@ -157,7 +199,7 @@ SGLANG_RESPONSES: Final = Format(
     name="sglang_responses",
     title="answers of SGLang's /generate",
     holds=Holds.SAMPLER,
-    fits=lambda look: look.objects_with("meta_info", "output_token_logprobs"),
+    fits=lambda look: look.objects_with("meta_info", _OUTPUT),
     responses=_generations,
     step_of=lambda path: None,
 )

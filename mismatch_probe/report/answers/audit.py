@@ -1,4 +1,4 @@
-"""`audit`: whether a server's tokens are those of the checkpoint that it is said to serve."""
+"""`audit`: whether a server's tokens are those of the checkpoint that it should serve."""
 
 from typing import Final
 

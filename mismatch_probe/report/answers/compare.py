@@ -287,7 +287,7 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     number = budget(pair).value
     if law is None or number == ABSENT:
         return []
-    tokens = law.budget_tokens or law.budget_closed_form
+    tokens = law.budget
     assert tokens is not None
     median = law.median_response
     times = shown_number(tokens) / median

@@ -9,8 +9,8 @@ from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.lines import MetricCurve, WatchRecord
 from mismatch_probe.report.view import Answer, Badge, Terms
 from mismatch_probe.stats.growth import StepLevels
-from mismatch_probe.verdict.curves import course_words, curve_sentence, growth_sentence, rises, step_to_explain
-from mismatch_probe.verdict.headline import against_limit
+from mismatch_probe.verdict.curves import curve_sentence, growth_sentence, rises, step_to_explain
+from mismatch_probe.verdict.headline import against_limit, course_words
 
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "broken": "broken"}
 _COURSES: Final = {"mismatch/kl_k3": "KL (k3)", "mismatch/abs_logprob_diff": "mean |d|"}

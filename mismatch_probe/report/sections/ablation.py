@@ -240,7 +240,7 @@ def _corrections(result: AblationResult) -> Section:
 
 
 def shared_time(result: AblationResult) -> str:
-    """What is to be said of every time of an ablation whose cells ran side by side; empty where they did not."""
+    """A remark on every time of an ablation whose cells ran side by side; empty where they did not."""
     if result.most_at_once == 1:
         return ""
     cells = write_many(result.most_at_once, "cell")

@@ -168,8 +168,10 @@ def _law(pairs: Shown) -> Table:
         reading="τ counts the first T tokens by how far their positions err, so that b near 1 is independent errors "
         "and b near 2 a bias of each response. A star marks a budget beyond the data, where later tokens are taken to "
         "err as the last ones do, a dagger one by the closed form. That takes errors for independent and "
-        "normal, with the mean KL at every token; where the two differ, T* is the budget, since it rests on the spread "
-        "of S that was measured.",
+        "normal, with the mean KL at every token; where nothing could be fitted, nothing shows that, and "
+        "the interval reaches down to its square root, where errors that are alike throughout a response would end it. "
+        "Where the two differ, T* is the "
+        "budget, since it rests on the spread of S that was measured.",
         is_stacked=True,
     )
     return with_values(table)

@@ -47,7 +47,8 @@ def overview_figure(summary: Summary) -> Figure:
         "overview-kl",
         f"How far apart: KL per token{over_all}",
         kl,
-        "The bar is the interval. The dotted line is the band of NeMo-RL, KL below 1e-3.",
+        f"Each mark is the KL of a pair, and the bar through it is the interval of that KL. The dotted line is "
+        f"{KL_LIMIT_NAME}, a KL of {KL_LIMIT:g} a token: a healthy set-up lies to the left of it.",
         "The axis is logarithmic: equal steps are equal factors.",
     )
     panels = [_estimates_panel(heading, summary.pairs, "kl_k3", style_of)]

@@ -45,7 +45,7 @@ def adapters(sides: Sides) -> Iterator[SettingFinding]:
         yield SettingFinding(
             level="note",
             setting="adapter",
-            what="the adapter is merged into the weights on one side and computed beside them on the other: the two "
+            what="the adapter is merged into the weights on one side and not merged on the other: the two "
             "round at other places, and agree in FP32",
             advice="Merge it on both sides, or on neither, to measure what that adds.",
         )

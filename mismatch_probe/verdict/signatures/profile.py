@@ -58,6 +58,8 @@ class Disagreement:
     """Both sides' choice of experts, where it was recorded."""
     conditioning: Conditioning | str | None = None
     """What rounding in FP32 does to the checkpoint, or why that could not be measured; None where nothing asked."""
+    rounding: float | None = None
+    """The rms of d (nats) that rounding alone gives, where `floor` is the sides' own noise; None: `floor`."""
 
     @property
     def is_exact(self) -> bool:
@@ -97,10 +99,19 @@ class Disagreement:
         """The error of each logit (nats) that would give the floor."""
         return self.floor / root_mean_square(self.sensitivity)
 
+    @property
+    def logit_rounding(self) -> float:
+        """The error of each logit (nats) that rounding alone would give."""
+        return (self.floor if self.rounding is None else self.rounding) / root_mean_square(self.sensitivity)
+
     @cached_property
     def logit_errors(self) -> Floats:
-        """abs(d) over what the token's uncertainty makes of a unit error of the logits, never below the floor [T]."""
-        return np.asarray(self.pair.abs_diff / self.sensitivity + self.logit_floor)
+        """abs(d) over what the token's uncertainty makes of a unit error of the logits, never below rounding [T].
+
+        Tokens are compared with each other by it. A side's own noise is no bound here: as a mean square it is that of
+        its largest errors, under which a deviation at some places would vanish.
+        """
+        return np.asarray(self.pair.abs_diff / self.sensitivity + self.logit_rounding)
 
     @cached_property
     def uncertain(self) -> Mask:
