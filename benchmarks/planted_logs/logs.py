@@ -102,7 +102,7 @@ def mask_edge(edge: str) -> Plant:
             finding = answer.findings.get("mask_edge")
             words = finding["sentence"] if finding else answer.words[:200]
             place = all(word[:3] in words for word in edge.split())
-            return Named(finding is not None, place, None, words)
+            return Named(finding is not None and finding["level"] != "note", place, None, words)
 
         return Planted(write(folder, made), judge, words=f"{write.__name__}, {edge}, {count} responses")
 

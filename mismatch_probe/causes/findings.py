@@ -121,6 +121,13 @@ class LogCode(Catalogued):
         "the mask {how}: the token {where} has {what} in {number} of {total} places, and {others}",
         name="mask_edge",
         level=Level.WARNING,
+        variants={
+            "question": Words(
+                "the mask {verb} {number} times with {tokens}, where the sampler has exactly 0 and others as sure have "
+                "a log-prob: the sampler was forced to it, or it was not sampled and the mask {how}. The log cannot "
+                "tell"
+            ),
+        },
     )
     DUPLICATES = OfLog(
         "{number} of {total} responses repeat another one's ids and are too improbable to be sampled twice: rows were "

@@ -303,6 +303,7 @@ SUMS_IN_ORDER: Final[tuple[Sign, ...]] = (
     EndCause.ENGINE_WEIGHTS,
     (EndCause.TEMPERATURE, "sampler"),
     (EndCause.TEMPERATURE, "support"),
+    (EndCause.LEARNING_RATE, "several"),
     EndCause.OTHER_SCORES,
     EndCause.GRADIENT_SCALE,
     EndCause.REWARD_CHANGED,

@@ -24,7 +24,7 @@ from mismatch_probe.compare.plan import (
     RequestsDone,
     StageDone,
     StageStarted,
-    make_plan,
+    plan_of,
 )
 from mismatch_probe.compare.stages import (
     DecodeAloneStage,
@@ -306,7 +306,7 @@ def _parts_of_run(run: RunDirectory) -> dict[str, tuple[str, str]]:
     manifest = run.read_manifest()
     return {
         planned_stage.name: (_part_of(job, planned_stage), stage_words(planned_stage))
-        for job in make_plan(manifest.settings).jobs
+        for job in plan_of(manifest).jobs
         for planned_stage in job.stages
         if manifest.stages[planned_stage.name].state != "skipped"
     }

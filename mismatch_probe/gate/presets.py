@@ -122,7 +122,7 @@ def _require_metrics(checks: Sequence[LayoutCheck], run: FirstStep, baseline: Fi
     absent = [LAYOUT_METRICS[check.metric].words for check in checks if _common_name(check, run, baseline) is None]
     if absent:
         present = [check.metric for check in checks if _common_name(check, run, baseline) is not None]
-        instead = f"a gate file with {join_names(present)} alone judges without" if present else "no check is left"
+        instead = f"a gate file with {join_names(present)} alone judges without them" if present else "no check is left"
         raise UsageError(
             f"{join_names(absent)} of step {run.number} do not stand in both logs by one name: log them; {instead}"
         )

@@ -6,10 +6,12 @@ agree, less often where the weights differ. Zeros that stand for missing numbers
 whatever log-probs the other side has there.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
+from scipy.special import gammaln
 
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, Sequences, is_usable
 from mismatch_probe.stats.totals import AddableTotals
@@ -223,3 +225,67 @@ class Gaps:
 
 def _bounded_share(part: float, total: float) -> float:
     return min(1.0, max(0.0, part / total)) if total > 0 else 0.0
+
+
+LEVELS_OF_SURENESS: Final = 24
+_FEWEST_AS_SURE: Final = 20
+_MOST_IDS: Final = 4096
+
+
+def sureness_levels(pi: Floats) -> Ints:
+    """The level of each log-prob of the trainer, two to a factor of 10: 0 is from 1e-12 up, 23 from -1 down."""
+    levels = np.floor(2 * np.log10(np.clip(-np.nan_to_num(pi, nan=-1.0), 1e-12, 1.0)))
+    return np.asarray(levels, dtype=np.int64).clip(1 - LEVELS_OF_SURENESS, 0) + LEVELS_OF_SURENESS - 1
+
+
+@dataclass
+class ZerosAtEdge:
+    """Tokens at one edge of masks at which the sampler has exactly 0, as is written for what was not sampled."""
+
+    places: int = 0
+    """All tokens at the edge, of responses with columns of both sides."""
+    zeros: int = 0
+    by_sureness: Ints = field(default_factory=lambda: np.zeros(LEVELS_OF_SURENESS, dtype=np.int64))
+    """Zeros at each level of the trainer's sureness."""
+    surest: dict[int, int] = field(default_factory=dict)
+    """Of each token id that has a zero, the surest level."""
+
+    def add(self, ids: Ints, zero: Mask, levels: Ints) -> None:
+        self.places += ids.size
+        self.zeros += int(zero.sum())
+        self.by_sureness = self.by_sureness + np.bincount(levels[zero], minlength=LEVELS_OF_SURENESS)
+        self._join(zip(ids[zero].tolist(), levels[zero].tolist(), strict=True))
+
+    def _join(self, items: Iterable[tuple[int, int]]) -> None:
+        for token, level in items:
+            if token in self.surest or len(self.surest) < _MOST_IDS:
+                self.surest[token] = min(level, self.surest.get(token, level))
+
+    def __iadd__(self, other: Self) -> Self:
+        self.places += other.places
+        self.zeros += other.zeros
+        self.by_sureness = self.by_sureness + other.by_sureness
+        self._join(other.surest.items())
+        return self
+
+    def nats(self, inner: Ints) -> tuple[float, float]:
+        """How improbable it is that so many zeros stand at the edge by chance, as -log p: with each token id counted
+        once, and with each place. inner: tokens under the mask elsewhere [level, is zero], as sure to the trainer.
+        """
+        of_ids = np.bincount(list(self.surest.values()), minlength=LEVELS_OF_SURENESS)
+        return _nats_of_margins(of_ids, inner), _nats_of_margins(self.by_sureness, inner)
+
+
+def _nats_of_margins(zeros: Ints, inner: Ints) -> float:
+    """-log of the probability that a random choice of the zeros among the tokens of a level puts one on each token of
+    the edge (the extreme of Fisher's exact test), summed over levels at which enough other tokens are. What is surely
+    below 0 refutes a 0 by itself, and is not counted here.
+    """
+    others, zeros_of_others = inner.sum(axis=1), inner[:, 1]
+    nats = _log_choices(others + zeros, zeros_of_others + zeros) - _log_choices(others, zeros_of_others)
+    return float(nats[:-1][others[:-1] >= _FEWEST_AS_SURE].sum())
+
+
+def _log_choices(total: Ints, part: Ints) -> Floats:
+    """The logarithm of the binomial coefficient."""
+    return np.asarray(gammaln(total + 1.0) - gammaln(part + 1.0) - gammaln(total - part + 1.0))

@@ -6,7 +6,7 @@ import pytest
 from mismatch_probe.logs import LogChecks, LogFinding
 from mismatch_probe.logs.checks import log as checks_of_a_log
 from mismatch_probe.logs.checks.columns import RESPONSES_OF_A_BLOCK
-from mismatch_probe.logs.checks.sentences import Alignment
+from mismatch_probe.logs.checks.log import Alignment
 from mismatch_probe.records.sequences import LoggedResponse
 
 FAULTS = ("zeros", "filled", "missing", "copied", "padding", "shifted", "single", "no column")

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_probe.logs import FORMATS, Level, LogChecks, LogFinding
 from mismatch_probe.logs.checks.columns import ResponseBlock
-from mismatch_probe.logs.checks.sentences import Alignment
+from mismatch_probe.logs.checks.log import Alignment
 from mismatch_probe.records.sequences import LoggedResponse
 
 ROLLOUTS = Path(__file__).parent / "data" / "plain" / "rollouts.jsonl"

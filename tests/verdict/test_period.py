@@ -63,6 +63,30 @@ def test_a_log_alone_names_the_side_whose_log_prob_falls() -> None:
         assert cause.sentence.startswith("The training path errs")
 
 
+def with_noise_of_few_tokens(disagreement: Disagreement) -> Disagreement:
+    """One token in 50 is off by nats on one side, as where responses were sampled under weights that the log does not
+    name; as a mean square this is the floor.
+    """
+    random = np.random.default_rng(3)
+    size = disagreement.pair.diff.shape
+    noise = np.where(random.random(size) < 0.02, random.normal(0, 3.0, size), 0.0)
+    noisy = changed(disagreement, disagreement.pair.diff + noise)
+    return replace(noisy, floor=0.4, rounding=1e-6)
+
+
+def test_noise_of_a_few_tokens_hides_no_period() -> None:
+    noisy = with_noise_of_few_tokens(with_seams(bf16_world(2), 64, 5, 0.3, "pi"))
+    seams = period_of(noisy)
+    assert seams is not None
+    assert (seams.block, seams.phase) == (64, 5)
+    assert period_of(replace(noisy, rounding=None)) is None, "the noise is the floor of the tokens at the phase too"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_of_a_few_tokens_is_no_period(seed: int) -> None:
+    assert period_of(with_noise_of_few_tokens(clean(seed))) is None
+
+
 def clean(seed: int, **kind: int) -> Disagreement:
     return simulated.clean(bf16_world(seed, **kind), BF16)
 

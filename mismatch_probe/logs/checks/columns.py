@@ -1,6 +1,7 @@
 """Responses of a log side by side, and what a column of log-probs looks like, as sums that can be added up."""
 
 import operator
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mismatch_probe.causes.findings import LogCode
-from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
+from mismatch_probe.stats.copies import CopiedRows, CopyTotals, ShortCopyTotals, are_alike, row_totals
 from mismatch_probe.stats.sequences import (
     LEAST_SAMPLED,
     MISSING_LOG_PROB,
@@ -280,3 +282,69 @@ class ColumnSums:
         zeros = self.zeros_of_both if self.zero_counts.compared else self.zeros - self.zeros_alone
         is_doubtful = self.num_recorded >= 1000 and not self.nearly_zero and zeros >= max(8, self.num_recorded * 1e-3)
         return zeros if is_doubtful else 0
+
+
+COPIED_COLUMNS: Final = ("log_pi", "log_ref")
+
+
+@dataclass
+class Copies:
+    """Of a column against the sampler's: how many telling tokens each response that may be a copy has, and how many of
+    them are equal, 4 bytes each; and the totals of the other responses, of these without each one's first token, where
+    something else may stand in a copy, and of all; and those of the short ones.
+    """
+
+    telling: "array[int]" = field(default_factory=lambda: array("I"))
+    equal: "array[int]" = field(default_factory=lambda: array("I"))
+    others: CopyTotals = field(default_factory=CopyTotals)
+    others_after_first: CopyTotals = field(default_factory=CopyTotals)
+    of_all: CopyTotals = field(default_factory=CopyTotals)
+    short: ShortCopyTotals = field(default_factory=ShortCopyTotals)
+
+    def add(self, column: str, block: ResponseBlock) -> None:
+        """Count the responses of a block that have both columns, by their sampled tokens."""
+        if not (block.has(column) & block.has("log_mu")).any():
+            return
+        columns, rows = (block.of_sampled(column), block.of_sampled("log_mu")), block.rows_of_sampled
+        of_rows = row_totals(*columns, rows, len(block.responses))
+        totals = of_rows.of_all
+        may_be_copies = are_alike(totals)
+        telling, equal, _ = totals[may_be_copies].T.astype(np.int64)
+        self.telling.extend(telling.tolist())
+        self.equal.extend(equal.tolist())
+        self.others += CopyTotals(*totals[~may_be_copies].sum(axis=0).tolist())
+        self.of_all += CopyTotals(*totals.sum(axis=0).tolist())
+        self.short += ShortCopyTotals.of(of_rows)
+        after_first = np.concatenate([[False], rows[1:] == rows[:-1]]) & ~may_be_copies[rows]
+        first, second = columns
+        self.others_after_first += CopyTotals.of(first[after_first], second[after_first])
+
+    def __iadd__(self, other: Self) -> Self:
+        self.telling.extend(other.telling)
+        self.equal.extend(other.equal)
+        self.others += other.others
+        self.others_after_first += other.others_after_first
+        self.of_all += other.of_all
+        self.short += other.short
+        return self
+
+    @property
+    def are_all(self) -> bool:
+        """Whether the column is a copy throughout, and not only in some responses among others that were computed."""
+        return self.of_all.is_copy and not self.others_after_first.were_computed
+
+    @property
+    def count(self) -> int:
+        """Responses that are copies among others that are not, each by itself or the short ones together."""
+        rows = (CopyTotals(*row) for row in zip(self.telling, self.equal, strict=True))
+        return self.short.copied + sum(row.is_copy_beside(self.others) for row in rows)
+
+    @property
+    def rows(self) -> CopiedRows:
+        """The counts by which a response is recognised as a copy."""
+        return CopiedRows(self.others, self.short.are_copies)
+
+
+def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
+    """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, where others are not."""
+    return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())

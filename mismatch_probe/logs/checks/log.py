@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.logs.checks.columns import (
     COLUMNS,
+    COPIED_COLUMNS,
     LOG_PROBS,
     RESPONSES_OF_A_BLOCK,
     TOKENS_OF_A_BLOCK,
     ColumnSums,
+    Copies,
     ResponseBlock,
 )
-from mismatch_probe.logs.checks.rows import COPIED_COLUMNS, Copies, MaskSums, RowSums
+from mismatch_probe.logs.checks.rows import MaskSums, RowSums
 from mismatch_probe.logs.checks.sentences import (
-    Alignment,
-    alignment_findings,
     column_findings,
     copies_finding,
     mask_findings,
@@ -31,7 +32,7 @@ from mismatch_probe.logs.checks.sentences import (
 )
 from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_number
-from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse
 from mismatch_probe.stats.bases import (
     LARGEST_VOCABULARY,
     BaseSums,
@@ -41,7 +42,7 @@ from mismatch_probe.stats.bases import (
     moments,
     most_entropy,
 )
-from mismatch_probe.stats.sequences import Floats, is_usable
+from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Floats, is_usable
 
 _UNSURE_ABOVE: Final = 0.5
 _ROUNDING: Final = 0.05
@@ -52,6 +53,88 @@ _COLUMNS: Final = {
     "both": "the log-probs of both sides",
     "entropy": "the entropies",
 }
+
+
+SHIFTS: Final = (-1, 0, 1)
+_FEWEST_TOKENS: Final = 64
+_LEAST_SPREAD: Final = 0.1
+"""Standard deviation in nats under which rounding decides the correlation."""
+_CLEARLY: Final = 0.3
+_BELONGS: Final = 0.5
+_LEAST: Final = -20.0
+"""Nats: a lower log-prob counts as this, or one token would decide the correlation."""
+
+
+@dataclass
+class Alignment:
+    """Sums over pairs of log mu at token t and log pi at token t + shift, [shift, (n, x, y, xx, yy, xy)]."""
+
+    sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
+
+    def add(self, block: ResponseBlock) -> None:
+        mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
+        counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
+        is_recorded = np.ones(len(block.responses), dtype=np.bool_)
+        for counts, side in ((counts_mu, mu), (counts_pi, pi)):  # zeros stand for what was not recorded
+            is_recorded &= np.bincount(rows[counts & (side != 0)], minlength=is_recorded.size) > 0
+        counts_mu &= is_recorded[rows]
+        for index, shift in enumerate(SHIFTS):
+            first = slice(max(0, -shift), mu.size - max(0, shift))
+            second = slice(max(0, shift), mu.size - max(0, -shift))
+            both = counts_mu[first] & counts_pi[second] & (rows[first] == rows[second])
+            x, y = (np.maximum(side, _LEAST) for side in (mu[first][both], pi[second][both]))
+            self.sums[index] += (x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y)
+
+    def __iadd__(self, other: Self) -> Self:
+        self.sums = self.sums + other.sums
+        return self
+
+    @property
+    def correlations(self) -> dict[int, float] | None:
+        """By shift; None where the log-probs are too few or too alike to tell."""
+        n, x, y, xx, yy, xy = self.sums.T
+        if n.min() < _FEWEST_TOKENS:
+            return None
+        spread_x = np.sqrt(np.maximum(xx / n - (x / n) ** 2, 0))
+        spread_y = np.sqrt(np.maximum(yy / n - (y / n) ** 2, 0))
+        if min(spread_x.min(), spread_y.min()) < _LEAST_SPREAD:
+            return None
+        values = (xy / n - x * y / n**2) / (spread_x * spread_y)
+        return dict(zip(SHIFTS, values.tolist(), strict=True))
+
+    @property
+    def shift(self) -> int:
+        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not or nothing shows it."""
+        by_shift = self.correlations
+        if by_shift is None:
+            return 0
+        best = max(by_shift, key=lambda shift: by_shift[shift])
+        return best if by_shift[best] > _BELONGS and by_shift[best] > by_shift[0] + _CLEARLY else 0
+
+    @property
+    def is_unrelated(self) -> bool:
+        """Whether the two sides do not go together at any shift."""
+        by_shift = self.correlations
+        return by_shift is not None and max(by_shift.values()) < _BELONGS
+
+
+def _can_be(log_probs: FloatArray) -> npt.NDArray[np.bool_]:
+    """Whether each is a log-prob; squares of what is far above 0 have no sum."""
+    return is_usable(log_probs) & (log_probs <= MOST_ROUNDED_UP)
+
+
+def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
+    """Whether one side is shifted, or the two do not belong together."""
+    correlations = alignment.correlations
+    if correlations is None:
+        return
+    evidence: dict[str, object] = {"correlations": {str(shift): value for shift, value in correlations.items()}}
+    words = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
+    if alignment.shift:
+        side_of_shift = "late" if alignment.shift > 0 else "early"
+        yield LogFinding.of(LogCode.SHIFTED, column="log_pi", evidence=evidence, late=side_of_shift, correlations=words)
+    elif alignment.is_unrelated:
+        yield LogFinding.of(LogCode.UNRELATED, column="log_pi", evidence=evidence, correlations=words)
 
 
 @dataclass

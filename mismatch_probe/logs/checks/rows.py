@@ -8,9 +8,8 @@ from typing import Final, Self
 import numpy as np
 
 from mismatch_probe.logs.checks.columns import RESPONSES_OF_A_BLOCK, ResponseBlock
-from mismatch_probe.records.sequences import FloatArray
-from mismatch_probe.stats.copies import CopiedRows, CopyTotals, ShortCopyTotals, are_alike, row_totals
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
+from mismatch_probe.stats.zeros import LEVELS_OF_SURENESS, ZerosAtEdge, sureness_levels
 
 _FAR_BELOW: Final = -1.0
 _UNLIKELY_NATS: Final = 20.0
@@ -227,6 +226,10 @@ def _two_counts() -> Ints:
     return np.zeros(2, dtype=np.int64)
 
 
+def _two_zeros() -> list[ZerosAtEdge]:
+    return [ZerosAtEdge(), ZerosAtEdge()]
+
+
 @dataclass
 class EdgeSums:
     """Counts of the tokens at the edges of masks [inside a response, at its start or end], and of all others."""
@@ -240,6 +243,10 @@ class EdgeSums:
     lasts: Ints = field(default_factory=_two_counts)
     lasts_missing: Ints = field(default_factory=_two_counts)
     lasts_empty: Ints = field(default_factory=_two_counts)
+    firsts_zeros: list[ZerosAtEdge] = field(default_factory=_two_zeros)
+    lasts_zeros: list[ZerosAtEdge] = field(default_factory=_two_zeros)
+    inner_by_sureness: Ints = field(default_factory=lambda: np.zeros((LEVELS_OF_SURENESS, 2), dtype=np.int64))
+    """Tokens under a mask that are at no edge [level, the sampler has exactly 0]."""
     inner: int = 0
     inner_missing: int = 0
     inner_sure: int = 0
@@ -268,12 +275,22 @@ class EdgeSums:
         is_inner[block.sampled] = True
         is_inner[firsts] = is_inner[lasts] = False
         ends_of_rows = np.cumsum(block.lengths)
+        has_both, levels, is_zero = (
+            has_mu & block.has("log_pi")[block.rows] & ~np.isnan(pi),
+            sureness_levels(pi),
+            mu == 0,
+        )
+        of_inner = is_inner & has_both & ~np.isnan(mu)
+        np.add.at(self.inner_by_sureness, (levels[of_inner], is_zero[of_inner].astype(np.int64)), 1)
         for name, places, is_outer in (
             ("firsts", firsts, runs.starts == (ends_of_rows - block.lengths)[runs.rows]),
             ("lasts", lasts, runs.ends == ends_of_rows[runs.rows]),
         ):
             group = is_outer.astype(np.int64)
             setattr(self, name, getattr(self, name) + np.bincount(group[has_mu[places]], minlength=2))
+            for zeros, is_here in zip(getattr(self, f"{name}_zeros"), (~is_outer, is_outer), strict=True):
+                at = places[is_here & has_both[places]]
+                zeros.add(block.token_ids[at], is_zero[at], levels[at])
             for kind, is_one in (("missing", is_missing), ("empty", is_empty)):
                 counted = getattr(self, f"{name}_{kind}") + np.bincount(group[is_one[places]], minlength=2)
                 setattr(self, f"{name}_{kind}", counted)
@@ -292,8 +309,12 @@ class EdgeSums:
         self.outside_recorded += int((is_other & is_recorded).sum())
 
     def __iadd__(self, other: Self) -> Self:
-        for name in vars(self):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, value in vars(other).items():
+            if isinstance(value, list):
+                for mine, others in zip(getattr(self, name), value, strict=True):
+                    mine += others
+            else:
+                setattr(self, name, getattr(self, name) + value)
         return self
 
 
@@ -332,69 +353,3 @@ class MaskSums:
         self.later_heads += other.later_heads
         self.edges += other.edges
         return self
-
-
-COPIED_COLUMNS: Final = ("log_pi", "log_ref")
-
-
-@dataclass
-class Copies:
-    """Of a column against the sampler's: how many telling tokens each response that may be a copy has, and how many of
-    them are equal, 4 bytes each; and the totals of the other responses, of these without each one's first token, where
-    something else may stand in a copy, and of all; and those of the short ones.
-    """
-
-    telling: "array[int]" = field(default_factory=lambda: array("I"))
-    equal: "array[int]" = field(default_factory=lambda: array("I"))
-    others: CopyTotals = field(default_factory=CopyTotals)
-    others_after_first: CopyTotals = field(default_factory=CopyTotals)
-    of_all: CopyTotals = field(default_factory=CopyTotals)
-    short: ShortCopyTotals = field(default_factory=ShortCopyTotals)
-
-    def add(self, column: str, block: ResponseBlock) -> None:
-        """Count the responses of a block that have both columns, by their sampled tokens."""
-        if not (block.has(column) & block.has("log_mu")).any():
-            return
-        columns, rows = (block.of_sampled(column), block.of_sampled("log_mu")), block.rows_of_sampled
-        of_rows = row_totals(*columns, rows, len(block.responses))
-        totals = of_rows.of_all
-        may_be_copies = are_alike(totals)
-        telling, equal, _ = totals[may_be_copies].T.astype(np.int64)
-        self.telling.extend(telling.tolist())
-        self.equal.extend(equal.tolist())
-        self.others += CopyTotals(*totals[~may_be_copies].sum(axis=0).tolist())
-        self.of_all += CopyTotals(*totals.sum(axis=0).tolist())
-        self.short += ShortCopyTotals.of(of_rows)
-        after_first = np.concatenate([[False], rows[1:] == rows[:-1]]) & ~may_be_copies[rows]
-        first, second = columns
-        self.others_after_first += CopyTotals.of(first[after_first], second[after_first])
-
-    def __iadd__(self, other: Self) -> Self:
-        self.telling.extend(other.telling)
-        self.equal.extend(other.equal)
-        self.others += other.others
-        self.others_after_first += other.others_after_first
-        self.of_all += other.of_all
-        self.short += other.short
-        return self
-
-    @property
-    def are_all(self) -> bool:
-        """Whether the column is a copy throughout, and not only in some responses among others that were computed."""
-        return self.of_all.is_copy and not self.others_after_first.were_computed
-
-    @property
-    def count(self) -> int:
-        """Responses that are copies among others that are not, each by itself or the short ones together."""
-        rows = (CopyTotals(*row) for row in zip(self.telling, self.equal, strict=True))
-        return self.short.copied + sum(row.is_copy_beside(self.others) for row in rows)
-
-    @property
-    def rows(self) -> CopiedRows:
-        """The counts by which a response is recognised as a copy."""
-        return CopiedRows(self.others, self.short.are_copies)
-
-
-def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
-    """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, where others are not."""
-    return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())

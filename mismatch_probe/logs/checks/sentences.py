@@ -1,90 +1,19 @@
 """What the sums of a log say, in words: scales, signs, and the shift at which its two sides agree."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from typing import Final, Self
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from mismatch_probe.causes.findings import Level, LogCode
-from mismatch_probe.logs.checks.columns import ColumnSums, ResponseBlock
-from mismatch_probe.logs.checks.rows import LONGEST_HEAD, Copies, EdgeSums, HeadSums, MaskSums, RowSums
+from mismatch_probe.logs.checks.columns import ColumnSums, Copies
+from mismatch_probe.logs.checks.rows import LONGEST_HEAD, EdgeSums, HeadSums, MaskSums, RowSums
 from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_many, write_number, write_share
-from mismatch_probe.records.sequences import FloatArray
 from mismatch_probe.stats.copies import CopyTotals
-from mismatch_probe.stats.sequences import MOST_ROUNDED_UP, Ints, Mask, is_usable
-from mismatch_probe.stats.zeros import ZeroCounts
+from mismatch_probe.stats.sequences import Ints, Mask
+from mismatch_probe.stats.zeros import ZeroCounts, ZerosAtEdge
 from mismatch_probe.verdict.case import where_equal
-
-SHIFTS: Final = (-1, 0, 1)
-_FEWEST_TOKENS: Final = 64
-_LEAST_SPREAD: Final = 0.1
-"""Standard deviation in nats under which rounding decides the correlation."""
-_CLEARLY: Final = 0.3
-_BELONGS: Final = 0.5
-_LEAST: Final = -20.0
-"""Nats: a lower log-prob counts as this, or one token would decide the correlation."""
-
-
-@dataclass
-class Alignment:
-    """Sums over pairs of log mu at token t and log pi at token t + shift, [shift, (n, x, y, xx, yy, xy)]."""
-
-    sums: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(SHIFTS), 6)))
-
-    def add(self, block: ResponseBlock) -> None:
-        mu, pi, rows = block.log_mu, block.column("log_pi"), block.rows
-        counts_mu, counts_pi = block.sampled & _can_be(mu), block.sampled & _can_be(pi)
-        is_recorded = np.ones(len(block.responses), dtype=np.bool_)
-        for counts, side in ((counts_mu, mu), (counts_pi, pi)):  # zeros stand for what was not recorded
-            is_recorded &= np.bincount(rows[counts & (side != 0)], minlength=is_recorded.size) > 0
-        counts_mu &= is_recorded[rows]
-        for index, shift in enumerate(SHIFTS):
-            first = slice(max(0, -shift), mu.size - max(0, shift))
-            second = slice(max(0, shift), mu.size - max(0, -shift))
-            both = counts_mu[first] & counts_pi[second] & (rows[first] == rows[second])
-            x, y = (np.maximum(side, _LEAST) for side in (mu[first][both], pi[second][both]))
-            self.sums[index] += (x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y)
-
-    def __iadd__(self, other: Self) -> Self:
-        self.sums = self.sums + other.sums
-        return self
-
-    @property
-    def correlations(self) -> dict[int, float] | None:
-        """By shift; None where the log-probs are too few or too alike to tell."""
-        n, x, y, xx, yy, xy = self.sums.T
-        if n.min() < _FEWEST_TOKENS:
-            return None
-        spread_x = np.sqrt(np.maximum(xx / n - (x / n) ** 2, 0))
-        spread_y = np.sqrt(np.maximum(yy / n - (y / n) ** 2, 0))
-        if min(spread_x.min(), spread_y.min()) < _LEAST_SPREAD:
-            return None
-        values = (xy / n - x * y / n**2) / (spread_x * spread_y)
-        return dict(zip(SHIFTS, values.tolist(), strict=True))
-
-    @property
-    def shift(self) -> int:
-        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not or nothing shows it."""
-        by_shift = self.correlations
-        if by_shift is None:
-            return 0
-        best = max(by_shift, key=lambda shift: by_shift[shift])
-        return best if by_shift[best] > _BELONGS and by_shift[best] > by_shift[0] + _CLEARLY else 0
-
-    @property
-    def is_unrelated(self) -> bool:
-        """Whether the two sides do not go together at any shift."""
-        by_shift = self.correlations
-        return by_shift is not None and max(by_shift.values()) < _BELONGS
-
-
-def _can_be(log_probs: FloatArray) -> npt.NDArray[np.bool_]:
-    """Whether each is a log-prob; squares of what is far above 0 have no sum."""
-    return is_usable(log_probs) & (log_probs <= MOST_ROUNDED_UP)
-
 
 _NAMES: Final = {
     "log_mu": "the sampler's log-probs",
@@ -196,20 +125,6 @@ def _undecided_words(copies: Copies) -> str:
     return f"; {write_many(short, 'other')} that are equal too are too short to tell" if short else ""
 
 
-def alignment_findings(alignment: Alignment) -> Iterator[LogFinding]:
-    """Whether one side is shifted, or the two do not belong together."""
-    correlations = alignment.correlations
-    if correlations is None:
-        return
-    evidence: dict[str, object] = {"correlations": {str(shift): value for shift, value in correlations.items()}}
-    words = ", ".join(f"{value:.2f} at a shift of {shift}" for shift, value in correlations.items())
-    if alignment.shift:
-        side_of_shift = "late" if alignment.shift > 0 else "early"
-        yield LogFinding.of(LogCode.SHIFTED, column="log_pi", evidence=evidence, late=side_of_shift, correlations=words)
-    elif alignment.is_unrelated:
-        yield LogFinding.of(LogCode.UNRELATED, column="log_pi", evidence=evidence, correlations=words)
-
-
 def row_findings(rows: RowSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
     """The findings on masks and ids."""
     yield LogFinding.of(
@@ -257,6 +172,8 @@ _NEARLY_ALL: Final = 0.95
 _FEW: Final = 0.05
 _MOST: Final = 0.7
 _ENOUGH_SURE: Final = 100
+_IMPROBABLE_ZEROS_NATS: Final = 18.0
+"""-log p; of 204 sound logs drawn from two models the largest had 2.4."""
 _IMPOSSIBLE_NATS: Final = 20.0
 _UNLIKELY_NATS_A_TOKEN: Final = 1.5
 _FEWEST_DIFFERENT: Final = 4
@@ -276,16 +193,20 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
     if edges.inner and edges.inner_missing <= _FEW * edges.inner:
         others = "nearly all others under it have one"
         missing = "no log-prob of the sampler, or an exact 0 that the other side refutes,"
-        is_off = _are_off(edges, edges.firsts_missing, edges.firsts_empty, edges.firsts)
+        zeros = edges.firsts_zeros
+        is_off = _are_off(edges, edges.firsts_missing, edges.firsts_empty, edges.firsts, zeros)
         if is_off.any() and not has_constant_head:
             how = "begins a token early, or the sampler does not log what it samples first"
-            counts = edges.firsts_empty[is_off], edges.firsts[is_off]
-            yield _mask_edge(how, "that it begins with", missing, *counts, others)
-        is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts)
+            yield _mask_edge(how, "that it begins with", missing, *_counts_off(edges, "firsts", is_off), others)
+        elif not has_constant_head:
+            yield from _zeros_of_one_token("begins a token early", "begins", edges, zeros)
+        zeros = edges.lasts_zeros
+        is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts, zeros)
         if is_off.any():
             how = "ends a token late, or the sampler does not log what ends a response"
-            counts = edges.lasts_empty[is_off], edges.lasts[is_off]
-            yield _mask_edge(how, "that it ends with", missing, *counts, others)
+            yield _mask_edge(how, "that it ends with", missing, *_counts_off(edges, "lasts", is_off), others)
+        else:
+            yield from _zeros_of_one_token("ends a token late", "ends", edges, zeros)
     if edges.outside_recorded <= _FEW * edges.outside:
         others = "others outside have none" if edges.outside else "nothing else is outside"
         log_prob = "a log-prob of the sampler"
@@ -302,12 +223,51 @@ def _are_nearly_all(numbers: Ints, totals: Ints, share: float = _NEARLY_ALL) -> 
     return (totals >= _FEWEST_RUNS) & (numbers >= share * totals)
 
 
-def _are_off(edges: EdgeSums, missing: Ints, empty: Ints, totals: Ints) -> Mask:
+def _are_off(edges: EdgeSums, missing: Ints, empty: Ints, totals: Ints, zeros: Sequence[ZerosAtEdge]) -> Mask:
     """Whether tokens at an edge were not sampled. A trainer is mostly sure of what a template writes; a sampler that
-    elsewhere writes down log-probs of tokens as sure as these has no 0 at nearly all of them.
+    elsewhere writes down log-probs of tokens as sure as these has no 0 at nearly all of them. One token alone may be
+    forced, and its 0 real, so that each token counts once.
     """
     has_log_probs = edges.inner_sure >= _ENOUGH_SURE and edges.inner_sure_empty <= _FEW * edges.inner_sure
-    return _are_nearly_all(missing, totals) | (_are_nearly_all(empty, totals, _MOST) & has_log_probs)
+    are_zeros = [
+        _are_all_zeros(each) and each.nats(edges.inner_by_sureness)[0] >= _IMPROBABLE_ZEROS_NATS for each in zeros
+    ]
+    are_empty = _are_nearly_all(empty, totals, _MOST) & has_log_probs
+    return np.asarray(_are_nearly_all(missing, totals) | are_empty | np.array(are_zeros))
+
+
+def _are_all_zeros(zeros: ZerosAtEdge) -> bool:
+    return zeros.places >= _FEWEST_RUNS and zeros.zeros >= _NEARLY_ALL * zeros.places
+
+
+def _counts_off(edges: EdgeSums, name: str, is_off: Mask) -> tuple[Ints, Ints]:
+    """How many tokens at an edge have no log-prob, or a 0 that stands for none, and of how many."""
+    zeros = np.array([each.zeros if _are_all_zeros(each) else 0 for each in getattr(edges, f"{name}_zeros")])
+    return np.maximum(getattr(edges, f"{name}_empty"), zeros)[is_off], getattr(edges, name)[is_off]
+
+
+def _zeros_of_one_token(how: str, verb: str, edges: EdgeSums, zeros: Sequence[ZerosAtEdge]) -> Iterator[LogFinding]:
+    """The question whether a token that always has 0 at an edge was forced, or not sampled: the log holds the same
+    numbers in both cases.
+    """
+    open_edges = [
+        each
+        for each in zeros
+        if _are_all_zeros(each) and each.nats(edges.inner_by_sureness)[1] >= _IMPROBABLE_ZEROS_NATS
+    ]
+    if not open_edges:
+        return
+    number, tokens = sum(each.zeros for each in open_edges), len(set[int]().union(*(e.surest for e in open_edges)))
+    yield LogFinding.of(
+        LogCode.MASK_EDGE,
+        "question",
+        level=Level.NOTE,
+        evidence={"edge": how, "places": number, "of": sum(each.places for each in open_edges), "tokens": tokens},
+        how=how,
+        verb=verb,
+        number=write_count(number),
+        tokens="the same token" if tokens == 1 else f"the same {write_count(tokens)} tokens",
+    )
 
 
 def _mask_edge(how: str, where: str, what: str, numbers: Ints, totals: Ints, others: str) -> LogFinding:

@@ -11,7 +11,7 @@ from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.pair_totals import rms_by_sequence
-from mismatch_probe.stats.results import Estimate, RoutingCheck
+from mismatch_probe.stats.results import Conditioning, Estimate, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
 LEAST_SENSITIVITY = 0.03
@@ -56,6 +56,10 @@ class Disagreement:
     """
     routing: RoutingCheck | None = None
     """Both sides' choice of experts, where it was recorded."""
+    conditioning: Conditioning | str | None = None
+    """What rounding in FP32 does to the checkpoint, or why that could not be measured; None where nothing asked."""
+    rounding: float | None = None
+    """The rms of d (nats) that rounding alone gives, where `floor` is the sides' own noise; None: `floor`."""
 
     @property
     def is_exact(self) -> bool:
@@ -95,10 +99,19 @@ class Disagreement:
         """The error of each logit (nats) that would give the floor."""
         return self.floor / root_mean_square(self.sensitivity)
 
+    @property
+    def logit_rounding(self) -> float:
+        """The error of each logit (nats) that rounding alone would give."""
+        return (self.floor if self.rounding is None else self.rounding) / root_mean_square(self.sensitivity)
+
     @cached_property
     def logit_errors(self) -> Floats:
-        """abs(d) over what the token's uncertainty makes of a unit error of the logits, never below the floor [T]."""
-        return np.asarray(self.pair.abs_diff / self.sensitivity + self.logit_floor)
+        """abs(d) over what the token's uncertainty makes of a unit error of the logits, never below rounding [T].
+
+        Tokens are compared with each other by it. A side's own noise is no bound here: as a mean square it is that of
+        its largest errors, under which a deviation at some places would vanish.
+        """
+        return np.asarray(self.pair.abs_diff / self.sensitivity + self.logit_rounding)
 
     @cached_property
     def uncertain(self) -> Mask:
