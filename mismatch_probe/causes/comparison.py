@@ -317,6 +317,28 @@ class Code(Catalogued):
         "{what}", name="unexplained", kind="undecided", seen_in=ARRAYS | PASSES | SUMS, is_in_the_model=True
     )
     PRECISION = Mismatch("Precision: the sides differ by KL {kl} a token{proof}.", name="precision", kind="precision")
+    ILL_CONDITIONED = Mismatch(
+        "Ill-conditioned model: FP32 itself is {fp32} nats a token from FP64 on this checkpoint, so that no format "
+        "computes it to better than that; {sides}.",
+        "Look for what makes the model so sensitive: an adapter with large factors, a step that diverged, a layer "
+        "whose output dwarfs its input. No dtype and no setting of the engine removes it.",
+        name="ill_conditioned",
+        kind="precision",
+        in_short="Find what amplifies rounding",
+        variants={
+            "open": Words(
+                "FP32 itself is {fp32} nats a token from FP64 on this checkpoint; {sides}, and these tokens do not "
+                "tell that from rounding.",
+                "Compare more prompts (--num-prompts): they narrow these intervals.",
+            ),
+            "unmeasured": Words(
+                "FP32 against FP32 differs by {size} nats a token, and no known cause fits; whether FP32 computes this "
+                "checkpoint at all is not known, since it could not be computed in FP64: {why}.",
+                "Compare where FP64 can be had (a CPU, more memory, weights that are not quantised): a model that FP32 "
+                "cannot compute looks like this, and so does a bug.",
+            ),
+        },
+    )
     SETTINGS = Mismatch(
         "Settings: {what}; {settings} is all that differs from {baseline}.", name="settings", kind="precision"
     )

@@ -7,7 +7,7 @@ training path scores the responses of its engines, and a leg that now covers mor
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mismatch_probe.compare.plan import Plan, make_plan
+from mismatch_probe.compare.plan import Plan, make_plan, plan_of
 from mismatch_probe.compare.preflight import with_typed_engines
 from mismatch_probe.compare.stages import DistributionsStage, LegStage, Stage, TrainingStage
 from mismatch_probe.config.comparison import CompareSettings, PairName
@@ -43,7 +43,7 @@ def with_added_pairs(manifest: Manifest) -> Manifest:
     """
     last = manifest.continued[-1]
     larger = manifest_with(manifest, manifest.settings.with_more(pairs_to_add(manifest), last.infer, last.train))
-    old_plan, new_plan = make_plan(manifest.settings), make_plan(larger.settings)
+    old_plan, new_plan = plan_of(manifest), plan_of(larger)
     stages, growing_stages = dict(manifest.stages), {}
     inputs = {stage.name: _inputs_of_stage(old_plan, stage) for stage in old_plan.stages}
     for stage in new_plan.stages:
@@ -65,7 +65,7 @@ def without_side(manifest: Manifest, name: str, refusal: MismatchProbeError) -> 
     if settings is None:
         raise refusal
     smaller = manifest_with(manifest, settings)
-    names = {stage.name for stage in make_plan(settings).stages}
+    names = {stage.name for stage in plan_of(smaller).stages}
     stages = {stage: record for stage, record in manifest.stages.items() if stage in names}
     continuations = [
         past.model_copy(update={"added": [pair for pair in past.added if pair[1] != name]})

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_probe.compare.continuation import as_prepared, in_present_form, side_keys
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import plan_of
 from mismatch_probe.compare.preparation import Preparation, identity_of_prompt, prepare
-from mismatch_probe.compare.run import EventListener, advance, resume_run, start_run, write_summary
+from mismatch_probe.compare.run import EventListener, advance, conclude, resume_run, start_run
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.config.sides import Side, response_of
@@ -56,7 +56,7 @@ def extend_run(run: RunDirectory, preparation: Preparation, listener: EventListe
         manifest = _extended_manifest(manifest, result, len(prompts))
         run.write_manifest(manifest)
         shutil.rmtree(extension.path)
-        return write_summary(run, manifest)
+        return conclude(run, manifest, listener)
 
 
 def _require_own_extension(
@@ -101,7 +101,7 @@ def _open_extension(extension: RunDirectory, preparation: Preparation, prompts: 
 
 def _merge_extension(run: RunDirectory, manifest: Manifest, extension: RunDirectory, new_manifest: Manifest) -> None:
     legs, addition = Legs(run, manifest.run_key), Legs(extension, new_manifest.run_key)
-    for stage in make_plan(manifest.settings).leg_stages:
+    for stage in plan_of(manifest).leg_stages:
         if addition.path(stage.leg).exists():
             new = addition.read(stage.leg)
             old = legs.read(stage.leg) if legs.path(stage.leg).exists() else new.slice(0, 0)
@@ -172,7 +172,7 @@ def rescore(run: RunDirectory, listener: EventListener) -> Summary:
             settings = manifest.stages[mu.stage("replay")].effective_settings
             manifest.stages[mu.stage("sample")].effective_settings = settings
         run.write_manifest(manifest)
-        return write_summary(run, manifest)
+        return conclude(run, manifest, listener)
 
 
 def _rescoring_settings(first: Manifest, second: Manifest, responses: Path, settings_of: Path) -> CompareSettings:

@@ -305,6 +305,8 @@ def _token_pair(
         log_mu_prefill=log_probs("mu_prefill"),
         log_ref_rounded_pi=log_probs("ref_rounded_pi"),
         log_ref_rounded_mu=log_probs("ref_rounded_mu"),
+        log_ref_fp32=log_probs("ref_fp32"),
+        log_ref_fp64=log_probs("ref_fp64"),
         **dict(samples_and_turns()),
     )
 

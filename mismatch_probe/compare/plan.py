@@ -32,14 +32,18 @@ from mismatch_probe.compare.stages import (
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.sides import Side
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.environment import sequence_seed
+from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import Parts, RunDirectory
 from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import leg_table
 
 TRAINING_PATH: Final = "training-path"
 """The names of the jobs that score begin with it; every other job is an engine's."""
+ROUNDING_CHECK: Final = f"{TRAINING_PATH}-rounding"
+"""The names of the jobs begin with it that measure what rounding in FP32 does; a run does without what they fail at."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class PlannedJob:
     def num_ranks(self) -> int:
         """The number of ranks that hold its models together; 0 where one process holds them."""
         return self.stages[0].side.num_ranks if self.stages else 0
+
+    @property
+    def is_rounding_check(self) -> bool:
+        return self.name.startswith(ROUNDING_CHECK)
 
     @property
     def starts_engine(self) -> bool:
@@ -97,8 +105,13 @@ class Plan:
         return next(job for job in self.jobs if job.name == name)
 
 
-def make_plan(settings: CompareSettings) -> Plan:
-    """Plan the jobs of a comparison, which follow from its settings alone."""
+def plan_of(manifest: Manifest) -> Plan:
+    """The plan of a run, with what it found to be missing once its pairs were judged."""
+    return make_plan(manifest.settings, manifest.rounding_checks)
+
+
+def make_plan(settings: CompareSettings, rounding_checks: Sequence[str] = ()) -> Plan:
+    """Plan the jobs of a comparison, which follow from its settings and from the training sides to check."""
     jobs = []
     for mu in settings.infer_sides:
         assert mu.engine is not None
@@ -115,16 +128,32 @@ def make_plan(settings: CompareSettings) -> Plan:
         if settings.full_vocabulary.positions and mu.is_computed_here:
             stages += (DistributionsStage(mu),)
         jobs.append(PlannedJob(mu.job, stages))
-    jobs += _training_jobs(_training_stages(settings))
+    training_stages = _training_stages(settings)
+    jobs += _training_jobs(training_stages, TRAINING_PATH)
+    names = {stage.name for stage in training_stages}
+    checks = [stage for stage in _rounding_stages(settings, rounding_checks) if stage.name not in names]
+    jobs += _training_jobs(checks, ROUNDING_CHECK)
     plan = Plan(tuple(jobs))
     _require_a_leg_each(plan)
     return plan
 
 
-def _training_jobs(stages: Sequence[TrainingStage]) -> Iterator[PlannedJob]:
+def _rounding_stages(settings: CompareSettings, names: Sequence[str]) -> Iterator[ScoreStage]:
+    """The stages of the reference in FP32 and in FP64, on the weights of these training sides and all their pairs."""
+    firsts: list[Side] = []
+    for pi in settings.train_sides:
+        if pi.name not in names or any(pi.has_weights_of(first) for first in firsts):
+            continue
+        firsts.append(pi)
+        engines = [settings.mu(infer) for train, infer in settings.pairs if settings.pi(train).has_weights_of(pi)]
+        for dtype in (Dtype.FP32, Dtype.FP64):
+            yield ScoreStage(settings.reference_in(dtype, pi), _sampler_names(engines))
+
+
+def _training_jobs(stages: Sequence[TrainingStage], what: str) -> Iterator[PlannedJob]:
     """The jobs of the training path: one process for models without ranks, and a job for each number of ranks."""
     for num_ranks in sorted({stage.side.num_ranks for stage in stages}):
-        name = f"{TRAINING_PATH}-ranks-{num_ranks}" if num_ranks else TRAINING_PATH
+        name = f"{what}-ranks-{num_ranks}" if num_ranks else what
         yield PlannedJob(name, tuple(stage for stage in stages if stage.side.num_ranks == num_ranks))
 
 

@@ -32,15 +32,22 @@ from mismatch_probe.compare.plan import (
     PlannedJob,
     StageDone,
     StageStarted,
-    make_plan,
     parse,
+    plan_of,
 )
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DistributionsStage, Stage
-from mismatch_probe.compare.summarise import summarise
+from mismatch_probe.compare.summarise import sides_to_check, summarise
 from mismatch_probe.compare.torchrun import current
 from mismatch_probe.engines.start import engine_provider, start_engine
-from mismatch_probe.errors import StartRefused
+from mismatch_probe.errors import (
+    EngineError,
+    MismatchProbeError,
+    RunDirectoryError,
+    StartRefused,
+    UsageError,
+    message_of,
+)
 from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
@@ -96,7 +103,7 @@ def run_recorded(events: Send, run_path: str, job_name: str, place: dict[str, An
     """Run a job of the run in `run_path` until all its stages are recorded; a child process calls it."""
     run = RunDirectory(Path(run_path))
     manifest = run.read_manifest()
-    job = make_plan(manifest.settings).job(job_name)
+    job = plan_of(manifest).job(job_name)
     if job.process == "training":
         from mismatch_probe.compare.scoring_job import run_scoring, run_scoring_over_ranks
 
@@ -208,7 +215,7 @@ def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
 def execute(run: RunDirectory, listener: EventListener) -> Summary:
     """Run every stage that is not recorded yet, then summarise."""
     with run.lock():
-        return write_summary(run, advance(run, listener))
+        return conclude(run, advance(run, listener), listener)
 
 
 def advance(
@@ -250,7 +257,7 @@ def _run_without_refused_sides(
 def _run_stages(
     run: RunDirectory, manifest: Manifest, listener: EventListener, records_before: Mapping[str, StageRecord]
 ) -> None:
-    plan = make_plan(manifest.settings)
+    plan = plan_of(manifest)
     recorder = Recorder(run, manifest, listener, {**records_before, **manifest.growing})
     _drop_parts_of_unknown_settings(run, manifest, plan)
     for job in plan.jobs:
@@ -260,10 +267,25 @@ def _run_stages(
             listener(JobStarted(process=job.process, stages=names))
             try:
                 run_planned_job(run, job, recorder)
-            except StartRefused as error:
-                raise _SideRefusal(job.stages[0].side.name, error) from error
+            except (EngineError, UsageError) as error:
+                if job.is_rounding_check and not isinstance(error, RunDirectoryError):
+                    _leave_out(run, manifest, job, error)
+                elif isinstance(error, StartRefused):
+                    raise _SideRefusal(job.stages[0].side.name, error) from error
+                else:
+                    raise
     _collect_finished(run, manifest, plan)
     _note_done(run, manifest, plan)
+    run.write_manifest(manifest)
+
+
+def _leave_out(run: RunDirectory, manifest: Manifest, job: PlannedJob, error: MismatchProbeError) -> None:
+    """Record why a job failed that the run can do without, and drop what it began."""
+    for stage in job.stages:
+        record = manifest.stages[stage.name]
+        if record.state != "done":
+            record.state, record.note = "skipped", message_of(error)
+            run.parts(stage.name, stage.outputs).remove()
     run.write_manifest(manifest)
 
 
@@ -277,9 +299,19 @@ def _drop_parts_of_unknown_settings(run: RunDirectory, manifest: Manifest, plan:
             run.parts(stage.name, stage.outputs).remove()
 
 
-def write_summary(run: RunDirectory, manifest: Manifest) -> Summary:
-    """Summarise a run whose legs are recorded, and write the summary."""
+def conclude(run: RunDirectory, manifest: Manifest, listener: EventListener) -> Summary:
+    """Summarise a run whose legs are recorded, and write the summary.
+
+    Where a pair would be called a bug by its size, what rounding in FP32 does to the checkpoint is measured first.
+    """
     summary = summarise(run, manifest)
+    checks = sides_to_check(summary, manifest)
+    if checks:
+        manifest.rounding_checks += checks
+        stages = {stage.name: StageRecord() for stage in plan_of(manifest).stages}
+        manifest.stages.update({name: record for name, record in stages.items() if name not in manifest.stages})
+        run.write_manifest(manifest)
+        summary = summarise(run, advance(run, listener))
     run.write_summary(summary)
     return summary
 

@@ -23,6 +23,7 @@ from mismatch_probe.compare.subsamples import measured_repeats
 from mismatch_probe.compare.verdict_input import settings_of_reference
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.digests import seals_prompts
 from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
@@ -81,16 +82,18 @@ class RunReader:
 
     def _leg_names(self, pi: Side, mu: Side) -> dict[str, str]:
         """The names of the pair's legs by role; optional ones only where they are recorded."""
-        sampling = self._manifest.stages.get(mu.stage("sample"))
+        settings, sampling = self._manifest.settings, self._manifest.stages.get(mu.stage("sample"))
         is_rescored = sampling is not None and sampling.state == "skipped" and not mu.logged
         legs = {"mu": mu.leg("prefill" if is_rescored else "decode"), "pi": pi.leg()}
         optional = {} if is_rescored else {"mu_prefill": mu.leg("prefill")}
-        reference = self._manifest.settings.reference_of(pi)
+        reference = settings.reference_of(pi)
         if reference is not None and contradiction(settings_of_reference(self._manifest, pi)) is None:
             legs["ref"] = reference.leg()
             optional["ref_rounded_pi"] = self._rounded_reference_leg(reference, pi, pi)
             if mu.has_weights_of(pi):
                 optional["ref_rounded_mu"] = self._rounded_reference_leg(reference, pi, mu)
+        if any(pi.has_weights_of(settings.pi(name)) for name in self._manifest.rounding_checks):
+            optional |= {f"ref_{dtype}": settings.reference_in(dtype, pi).leg() for dtype in (Dtype.FP32, Dtype.FP64)}
         return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
 
     def _with_repeats(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:

@@ -1,10 +1,16 @@
-"""Records to `summary.json`: statistics and verdict of every pair, over all steps and by step."""
+"""Records to `summary.json`: statistics and verdict of every pair, over all steps and by step, and its counterpart.
 
-from collections.abc import Mapping
+The counterpart of a pair differs from it in one setting.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
-from typing import Final
+from typing import Final, Literal
+
+import numpy as np
 
 from mismatch_probe import __version__
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.replicas import replica_findings
 from mismatch_probe.compare.run_reader import RunReader, growth_over_steps, last_step, over_steps
@@ -14,29 +20,30 @@ from mismatch_probe.compare.verdict_input import (
     disagreements,
     exact_of,
     few_tokens_of,
-    settings_contrast,
     sides_of,
     worst_in_context,
     worst_with_tokens,
 )
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.load import write_side
+from mismatch_probe.config.sides import Side
 from mismatch_probe.errors import MismatchProbeError, SummaryFailed, message_of, note_in_error
 from mismatch_probe.inert import command_line
 from mismatch_probe.provenance.environment import RESPONSES
 from mismatch_probe.records.legs import Legs, read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.summary import Cause, Contrast, PairSummary, Summary
+from mismatch_probe.records.summary import Cause, Contrast, PairSummary, SettingsContrast, Summary
 from mismatch_probe.stats.bins import confidence_bins
 from mismatch_probe.stats.corrections import simulate_corrections
-from mismatch_probe.stats.estimator import NO_REFERENCE, blame, contrast
+from mismatch_probe.stats.estimator import NO_REFERENCE, blame, contrast, paired_contrast
 from mismatch_probe.stats.length import length_law
-from mismatch_probe.stats.metrics import pair_metrics
-from mismatch_probe.stats.results import Estimate, FullVocabularyCheck, RoutingCheck
+from mismatch_probe.stats.metrics import k3_terms, pair_metrics
+from mismatch_probe.stats.results import Conditioning, Estimate, FullVocabularyCheck, RoutingCheck
+from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair, rows_of
 from mismatch_probe.stats.worst_responses import error_histograms, probability_scatter
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.headline import headline, measures_precision, overall
+from mismatch_probe.verdict.headline import headline, known_causes, measures_precision, overall
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.preflight import most_serious_findings_first, preflight, preflight_of_run
 from mismatch_probe.verdict.preflight.facts import contradiction
@@ -92,6 +99,23 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
         contrasts=contrasts,
         pairs=pairs,
     )
+
+
+def sides_to_check(summary: Summary, manifest: Manifest) -> list[str]:
+    """The training sides of pairs that are called a bug by their size, where no setting is known to make it and nothing
+    measured what rounding in FP32 does to the checkpoint; one side of each checkpoint.
+    """
+    settings = manifest.settings
+    sides = [settings.pi(name) for name in manifest.rounding_checks]
+    for pair in summary.pairs:
+        pi, name = settings.pi(pair.train), (pair.train, pair.infer)
+        rests_on_size = settings.exact_counterpart(name) == name or pair.verdict.code == Code.BEYOND_FORMAT
+        if pair.verdict.kind != "bug" or pi.logged or not rests_on_size:
+            continue
+        is_known = any(cause.code or cause.level == "error" for cause in known_causes(pair.verdict, summary.preflight))
+        if not is_known and not any(pi.has_weights_of(side) for side in sides):
+            sides.append(pi)
+    return [side.name for side in sides[len(manifest.rounding_checks) :]]
 
 
 def _prompt_texts(run: RunDirectory, manifest: Manifest) -> dict[str, str]:
@@ -153,6 +177,7 @@ def _pair_summary(
         last_step=last_step(data),
     )
     verdict = judge(case)
+    measured = None if case.disagreement is None else case.disagreement.conditioning
     return PairSummary(
         train=name[0],
         infer=name[1],
@@ -175,6 +200,7 @@ def _pair_summary(
         is_logged=is_logged,
         steps=over_steps(data, level),
         growth=None if verdict.kind == "broken" else case.growth,
+        conditioning=measured if isinstance(measured, Conditioning) else None,
         corrections=[] if of_whole is None else simulate_corrections(of_whole, level=level),
         verdict=verdict,
     )
@@ -242,3 +268,83 @@ def _contrasts_of_pairs(pairs: list[PairSummary]) -> list[Contrast]:
                 if ratio is not None:
                     contrasts.append(Contrast(metric=metric, of=of, over=baseline, ratio=ratio))
     return contrasts
+
+
+RATIOS: Final[dict[str, Callable[[Floats], Floats]]] = {"kl_k3": k3_terms, "abs_logprob_diff": np.abs}
+"""The metrics that are means over tokens, with the function of d that they average."""
+
+
+def settings_contrast(
+    settings: CompareSettings, pair: PairSummary, pairs: Sequence[PairSummary], data: Mapping[PairName, PairData]
+) -> SettingsContrast | None:
+    """The contrast of a pair with its counterpart: the nearest pair that shares one side, with the same dtypes.
+
+    The counterpart differs from it in one setting; it is a pair of dtypes alone, or one earlier in `pairs`.
+
+    Two training sides score the same responses, and their ratios are paired by token; two engines sample their own.
+    None where there is no counterpart, or where the pair's own sides are only dtypes.
+    """
+    others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
+    pairs_beside = [
+        contrast for other in others if (contrast := _setting_contrast(settings, pair, other, data)) is not None
+    ]
+    return min(
+        pairs_beside,
+        key=lambda contrast: (settings.exact_counterpart(contrast.counterpart) is None, len(contrast.settings)),
+        default=None,
+    )
+
+
+def _setting_contrast(
+    settings: CompareSettings, pair: PairSummary, other: PairSummary, data: Mapping[PairName, PairData]
+) -> SettingsContrast | None:
+    if pair.train == other.train:
+        ratios = {
+            name: contrast(pair.metrics[name], other.metrics[name])
+            for name in RATIOS
+            if name in pair.metrics and name in other.metrics
+        }
+        return _contrast_of(other, "mu", settings.mu(pair.infer), settings.mu(other.infer), ratios)
+    if pair.infer == other.infer:
+        metric_ratios = _paired_ratios(
+            data[pair.train, pair.infer], data[other.train, other.infer], settings.confidence
+        )
+        return _contrast_of(other, "pi", settings.pi(pair.train), settings.pi(other.train), metric_ratios)
+    return None
+
+
+def _contrast_of(
+    other: PairSummary, role: Literal["pi", "mu"], side: Side, other_side: Side, ratios: Mapping[str, Estimate | None]
+) -> SettingsContrast | None:
+    settings = side.differs_from(other_side)
+    if side.dtype != other_side.dtype or side.name == side.dtype or not settings:
+        return None
+    had = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    return SettingsContrast(counterpart=(other.train, other.infer), side=role, settings=settings, ratios=had)
+
+
+def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:
+    """The ratios on the responses that both pairs can use."""
+    if first.pair is None or second.pair is None:
+        return {}
+    place = {row_id: row for row, row_id in enumerate(second.row_ids)}
+    rows = [
+        (row, place[row_id])
+        for row, row_id in enumerate(first.row_ids)
+        if row_id in place and first.is_complete(row) and second.is_complete(place[row_id])
+    ]
+    if not rows:
+        return {}
+    ours, theirs = (np.asarray(column) for column in zip(*rows, strict=True))
+    common = first.pair.sequences
+    sequences = Sequences.of_lengths(common.lengths[ours], common.clusters[ours])
+    our_diff, their_diff = _diff_of_rows(first.pair, ours), _diff_of_rows(second.pair, theirs)
+    return {
+        name: paired_contrast(sequences, values(our_diff), values(their_diff), level) for name, values in RATIOS.items()
+    }
+
+
+def _diff_of_rows(pair: TokenPair, rows: Ints) -> Floats:
+    """The values of d of the responses in these rows, one response after another."""
+    by_response = rows_of(pair.diff, pair.sequences.offsets)
+    return np.concatenate([by_response[row] for row in rows])

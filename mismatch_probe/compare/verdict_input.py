@@ -1,11 +1,11 @@
-"""The input of the verdict: a run's data, the effective settings, the worst tokens of a pair and its counterpart.
+"""The input of the verdict: a run's data, the effective settings, and the worst tokens of a pair.
 
-The counterpart differs in one setting; departures are those of each logged side from the reference.
+Departures are those of each logged side from the reference.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,21 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.summary import PairSummary, ResponseTokens, SettingsContrast, TokenInContext
-from mismatch_probe.stats.estimator import contrast, paired_contrast
-from mismatch_probe.stats.metrics import k3_terms
-from mismatch_probe.stats.results import Estimate, FewTokens, RoutingCheck
-from mismatch_probe.stats.sequences import Floats, Ints, Reals, Sequences, TokenPair, difference, rows_of
+from mismatch_probe.records.summary import ResponseTokens, TokenInContext
+from mismatch_probe.stats.results import Conditioning, Estimate, FewTokens, RoutingCheck
+from mismatch_probe.stats.rounding import conditioning
+from mismatch_probe.stats.sequences import Floats, Reals, TokenPair, difference
 from mismatch_probe.stats.worst_responses import WorstResponse, few_tokens, worst_responses, worst_tokens
 from mismatch_probe.verdict.case import doubled_first_token, share_without
-from mismatch_probe.verdict.departures import Departures, apart_floors, exact_pair_agrees, floors_of, rounding_floor
-from mismatch_probe.verdict.preflight.facts import Sides, has_experts
+from mismatch_probe.verdict.departures import (
+    Departures,
+    apart_floors,
+    exact_outcome,
+    floors_of,
+    rounding_floor,
+    rounds_by_more,
+)
+from mismatch_probe.verdict.preflight.facts import AGREEMENT, Sides, has_experts
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
 from mismatch_probe.verdict.signatures.weights import floor_with_noise
@@ -221,10 +227,16 @@ def sides_of(manifest: Manifest, name: PairName, data: PairData) -> Sides:
 
 
 def settings_of_reference(manifest: Manifest, pi: Side) -> dict[str, Any]:
-    """The effective settings of pi's reference; empty where there is none."""
+    """The effective settings of pi's reference; empty where there is none.
+
+    Whether it agrees with itself is that of FP64 where a run has it: rounding in FP32 may be large.
+    """
     reference = manifest.settings.reference_of(pi)
     stage = None if reference is None else manifest.stages.get(reference.stage("score"))
-    return {} if stage is None else stage.effective_settings
+    exact = manifest.stages.get(manifest.settings.reference_in(Dtype.FP64, pi).stage("score"))
+    if stage is None or exact is None or AGREEMENT not in exact.effective_settings:
+        return {} if stage is None else stage.effective_settings
+    return {**stage.effective_settings, AGREEMENT: exact.effective_settings[AGREEMENT]}
 
 
 def _recorded_settings(manifest: Manifest, stage: str) -> dict[str, Any]:
@@ -271,8 +283,8 @@ def exact_of(manifest: Manifest, name: PairName, deviations: Mapping[PairName, D
 def _settled_deviation(deviation: Disagreement, exact: Disagreement | None) -> Disagreement:
     if exact is None:
         return deviation
-    agrees = exact_pair_agrees(exact)
-    return replace(deviation, is_settled=not agrees, formats_alone=agrees)
+    outcome = exact_outcome(exact)
+    return replace(deviation, is_settled=outcome == "differs", formats_alone=outcome == "agrees")
 
 
 def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Disagreement:
@@ -281,10 +293,17 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     dtypes = sides.train_dtype, sides.infer_dtype
     rounding = rounding_floor(data.pair, *dtypes)
     rounds_coarsely = any(dtype.rounds_coarsely for dtype in dtypes)
+    measured = _conditioning(manifest, name, data.pair)
+    if rounds_by_more(measured) and not rounds_coarsely:
+        assert data.pair.log_ref_fp32 is not None
+        assert data.pair.log_ref_fp64 is not None
+        of_fp32 = root_mean_square(difference(data.pair.log_ref_fp32, data.pair.log_ref_fp64))
+        rounding = max(rounding, of_fp32 * float(np.sqrt(2)))
     disagreement = Disagreement(
         data.pair,
         *dtypes,
         floor=floor_with_noise(data.pair, dtypes, rounding) if rounds_coarsely else rounding,
+        conditioning=measured,
         rounding=rounding,
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
@@ -299,81 +318,12 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     return replace(disagreement, prompt_start=replace(start, floor=floor, rounding=rounding))
 
 
-RATIOS: Final[dict[str, Callable[[Floats], Floats]]] = {"kl_k3": k3_terms, "abs_logprob_diff": np.abs}
-"""The metrics that are means over tokens, with the function of d that they average."""
-
-
-def settings_contrast(
-    settings: CompareSettings, pair: PairSummary, pairs: Sequence[PairSummary], data: Mapping[PairName, PairData]
-) -> SettingsContrast | None:
-    """The contrast of a pair with its counterpart: the nearest pair that shares one side, with the same dtypes.
-
-    The counterpart differs from it in one setting; it is a pair of dtypes alone, or one earlier in `pairs`.
-
-    Two training sides score the same responses, and their ratios are paired by token; two engines sample their own.
-    None where there is no counterpart, or where the pair's own sides are only dtypes.
-    """
-    others = [other for number, other in enumerate(pairs) if other.is_of_dtypes or number < pairs.index(pair)]
-    pairs_beside = [
-        contrast for other in others if (contrast := _setting_contrast(settings, pair, other, data)) is not None
-    ]
-    return min(
-        pairs_beside,
-        key=lambda contrast: (settings.exact_counterpart(contrast.counterpart) is None, len(contrast.settings)),
-        default=None,
-    )
-
-
-def _setting_contrast(
-    settings: CompareSettings, pair: PairSummary, other: PairSummary, data: Mapping[PairName, PairData]
-) -> SettingsContrast | None:
-    if pair.train == other.train:
-        ratios = {
-            name: contrast(pair.metrics[name], other.metrics[name])
-            for name in RATIOS
-            if name in pair.metrics and name in other.metrics
-        }
-        return _contrast_of(other, "mu", settings.mu(pair.infer), settings.mu(other.infer), ratios)
-    if pair.infer == other.infer:
-        metric_ratios = _paired_ratios(
-            data[pair.train, pair.infer], data[other.train, other.infer], settings.confidence
-        )
-        return _contrast_of(other, "pi", settings.pi(pair.train), settings.pi(other.train), metric_ratios)
-    return None
-
-
-def _contrast_of(
-    other: PairSummary, role: Literal["pi", "mu"], side: Side, other_side: Side, ratios: Mapping[str, Estimate | None]
-) -> SettingsContrast | None:
-    settings = side.differs_from(other_side)
-    if side.dtype != other_side.dtype or side.name == side.dtype or not settings:
+def _conditioning(manifest: Manifest, name: PairName, pair: TokenPair) -> Conditioning | str | None:
+    """What rounding in FP32 does to the checkpoint of the training side, or why a check of that failed."""
+    settings, pi = manifest.settings, manifest.settings.pi(name[0])
+    if not any(pi.has_weights_of(settings.pi(check)) for check in manifest.rounding_checks):
         return None
-    had = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return SettingsContrast(counterpart=(other.train, other.infer), side=role, settings=settings, ratios=had)
-
-
-def _paired_ratios(first: PairData, second: PairData, level: float) -> dict[str, Estimate | None]:
-    """The ratios on the responses that both pairs can use."""
-    if first.pair is None or second.pair is None:
-        return {}
-    place = {row_id: row for row, row_id in enumerate(second.row_ids)}
-    rows = [
-        (row, place[row_id])
-        for row, row_id in enumerate(first.row_ids)
-        if row_id in place and first.is_complete(row) and second.is_complete(place[row_id])
-    ]
-    if not rows:
-        return {}
-    ours, theirs = (np.asarray(column) for column in zip(*rows, strict=True))
-    common = first.pair.sequences
-    sequences = Sequences.of_lengths(common.lengths[ours], common.clusters[ours])
-    our_diff, their_diff = _diff_of_rows(first.pair, ours), _diff_of_rows(second.pair, theirs)
-    return {
-        name: paired_contrast(sequences, values(our_diff), values(their_diff), level) for name, values in RATIOS.items()
-    }
-
-
-def _diff_of_rows(pair: TokenPair, rows: Ints) -> Floats:
-    """The values of d of the responses in these rows, one response after another."""
-    by_response = rows_of(pair.diff, pair.sequences.offsets)
-    return np.concatenate([by_response[row] for row in rows])
+    measured = conditioning(pair, settings.confidence)
+    stages = (settings.reference_in(dtype, pi).stage("score") for dtype in (Dtype.FP64, Dtype.FP32))
+    notes = [manifest.stages[stage].note for stage in stages if stage in manifest.stages]
+    return measured or next(filter(None, notes), "it was not computed")

@@ -126,8 +126,10 @@ class CompareSettings(Settings):
         Sides with the same weights share one. That of weights other than the run's is called by the first of them.
         """
         dtype = self.reference.dtype
-        if dtype == "none":
-            return None
+        return None if dtype == "none" else self.reference_in(dtype, pi, rounded_to)
+
+    def reference_in(self, dtype: Dtype, pi: Side, rounded_to: Dtype | None = None) -> Side:
+        """The reference for a side of the training path as a run with a reference in `dtype` has it."""
         first = next(side for side in (*self.train_sides, pi) if side.has_weights_of(pi))
         assert first.training is not None
         adapter = first.training.model_dump(include={"adapter", "adapter_merged"})

@@ -148,34 +148,45 @@ def learning_rate(window: Window) -> Diagnosis | None:
     if jump is not None and any(set(event.actions) - {WARN, LOG} for event in events):
         evidence = f"it rose from {write_value(jump[0])} to {write_value(jump[1])} in one step"
     else:
-        shifts = _large_shifts(window)
-        if shifts is None:
+        shift = _large_shift(window)
+        if shift is None:
             return None
-        evidence = shifts
+        evidence = shift
+    return _too_high_rate(window, evidence)
+
+
+@ENDINGS.of((EndCause.LEARNING_RATE, "several"))
+def several_large_updates(window: Window) -> Diagnosis | None:
+    """Updates that lost the reward, far from the first steps on; ones that grow step by step while the reward falls
+    look alike where the gradient has the wrong sign. A reward of few responses halves by chance, so what says that
+    both sides compute otherwise comes first.
+    """
+    shifts = [shift for shift in window.finite(_SHIFT) if shift > 0]
+    if not shifts or not _has_fallen(window.finite("reward/mean")) or not engine_follows(window, max(shifts)):
+        return None
+    mean, first = statistics.fmean(shifts), statistics.median(shifts[:_SEVERAL_STEPS])
+    if mean <= _LARGE_MEAN_SHIFT_NATS or first <= _LARGE_FIRST_SHIFT_NATS:
+        return None
+    return _too_high_rate(window, f"updates moved the policy by {write_value(mean)} nats on average")
+
+
+def _too_high_rate(window: Window, evidence: str) -> Diagnosis:
     falls = [name for name in ("reward/mean", "policy/entropy") if _has_fallen(window.finite(name))]
     consequence = f", and {' and '.join(falls)} fell to less than half" if falls else ""
     return Diagnosis.of(EndCause.LEARNING_RATE, seen=f"{evidence}{consequence}")
 
 
-def _large_shifts(window: Window) -> str | None:
-    """One update that moved the policy far, by the usual one or by a guard on it, and the engine with it; or several
-    that lost the reward, far from the first steps on. Updates that grow step by step while the reward falls look alike
-    where the gradient has the wrong sign.
-    """
+def _large_shift(window: Window) -> str | None:
+    """One update that moved the policy far, by the usual one or by a guard on it, and the engine with it."""
     shifts = window.finite(_SHIFT)
     sizes = sorted(shift for shift in shifts if shift > 0)
     usual = statistics.median(sizes or [0.0])
     is_beyond_usual = sizes and sizes[-1] > max(_LARGE_SHIFT_NATS, _JUMP * usual if len(shifts) > 2 else 0.0)
-    if is_beyond_usual or (sizes and any(event.metric == _SHIFT for event in window.events)):
-        if not engine_follows(window, sizes[-1]):
-            return None
-        return f"one update moved the policy by {write_value(sizes[-1])} nats, the usual one by {write_value(usual)}"
-    if not sizes or not _has_fallen(window.finite("reward/mean")):
+    if not is_beyond_usual and not (sizes and any(event.metric == _SHIFT for event in window.events)):
         return None
-    mean = statistics.fmean(sizes)
-    first = statistics.median([shift for shift in shifts if shift > 0][:_SEVERAL_STEPS])
-    is_far_from_start = mean > _LARGE_MEAN_SHIFT_NATS and first > _LARGE_FIRST_SHIFT_NATS
-    return f"updates moved the policy by {write_value(mean)} nats on average" if is_far_from_start else None
+    if not engine_follows(window, sizes[-1]):
+        return None
+    return f"one update moved the policy by {write_value(sizes[-1])} nats, the usual one by {write_value(usual)}"
 
 
 def without_cause(window: Window) -> Diagnosis:

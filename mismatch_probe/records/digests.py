@@ -27,7 +27,7 @@ _DIGESTS: Final = b"mismatch_probe.digests"
 _RESTS_ON: Final = frozenset(
     {
         *("settings", "model", "checkpoints", "checkpoint_differences", "content_keys", "run_key", "log", "stages"),
-        *("left_out", "guards", "extended_from", "continued", "growing"),
+        *("left_out", "guards", "extended_from", "continued", "growing", "rounding_checks"),
     }
 )
 """Entries of a manifest; the others say when and where a run was made."""

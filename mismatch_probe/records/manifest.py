@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mismatch_probe.config.comparison import CompareSettings, PairName
-from mismatch_probe.config.sides import InferSide, Side, TrainSide
+from mismatch_probe.config.sides import InferSide, Side, SideName, TrainSide
 from mismatch_probe.errors import BrokenRecord, RunDirectoryError
 from mismatch_probe.reading import Unreadable, as_object, parse_json, read_text
 from mismatch_probe.records.files import write_text
@@ -300,6 +300,8 @@ class Manifest(Entry):
     continued: list[Continuation] = []
     growing: dict[str, StageRecord] = {}
     """Stages that work through the responses of added sides, each as it was before."""
+    rounding_checks: list[SideName] = []
+    """Training sides whose weights are scored in FP32 and in FP64, to measure what rounding in FP32 does to them."""
 
     @property
     def asked_settings(self) -> CompareSettings:

@@ -12,6 +12,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.plugins import Plugin
 from mismatch_probe.stats.results import (
     Blame,
+    Conditioning,
     ConfidenceBin,
     CorrectionResult,
     ErrorHistogram,
@@ -258,6 +259,8 @@ class PairSummary(OfSides):
     """
     is_logged: bool = False
     """Both were logged."""
+    conditioning: Conditioning | None = None
+    """What rounding in FP32 does to the checkpoint; None unless the pair would have been called a bug by its size."""
     verdict: Verdict
 
     @property

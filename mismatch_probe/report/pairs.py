@@ -26,6 +26,7 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.verdict.departures import conditioning_words
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.facts import AGREEMENT
 from mismatch_probe.verdict.preflight.weights import TEXT
@@ -331,6 +332,7 @@ def terms(summary: Summary, documents: Sequence[Document]) -> list[tuple[str, st
     noise = "; ".join(noise_sentences(pair.blame))
     return [
         *usable_terms,
+        *([] if pair.conditioning is None else [("FP32 and FP64", conditioning_words(pair.conditioning))]),
         *([("Own noise", noise)] if noise and pair.verdict.kind != "broken" else []),
         *(("FP16", document.verdict.sentence) for document in documents if isinstance(document, Headroom)),
     ]

@@ -93,6 +93,26 @@ class Blame:
 
 
 @dataclass(frozen=True)
+class Conditioning:
+    """What rounding in FP32 alone does to a checkpoint's log-probs, and how far both sides are from FP64.
+
+    Errors are means of absolute differences from the reference in FP64, nats a token.
+    """
+
+    error_fp32: Estimate
+    """The error of the reference in FP32, which is rounding: model and code are those of the reference in FP64."""
+    largest_fp32: float
+    """The largest of these errors of a token, nats."""
+    error_pi: Estimate
+    error_mu: Estimate
+    times_pi: dict[str, Estimate]
+    """How many times as large pi's errors are as the reference's: the mean, quantiles (p50, p90, p99), and the
+    largest error of a token where neither the reference nor the other side errs much (lone)."""
+    times_mu: dict[str, Estimate]
+    """The same of mu's errors."""
+
+
+@dataclass(frozen=True)
 class LayerRouting:
     """Both sides' choice of experts in one layer."""
 

@@ -10,12 +10,17 @@ function of the context that vanishes with H): linear in the token's own log-pro
 prompt or weight error is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Final
 
 import numpy as np
 
-from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals
+from mismatch_probe.stats.estimator import Estimator, contrast, paired_contrast
+from mismatch_probe.stats.intervals import Scale
+from mismatch_probe.stats.results import Conditioning, Estimate
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, TokenPair, difference
 
 LEAST_NATS: Final = 1e-5
 """The difference between FP32 sums of a deep model that are added up in different orders."""
@@ -69,6 +74,52 @@ def trimmed_mean(squares: Floats) -> float:
         return float("nan")
     num_remaining = max(1, round(len(squares) * (1 - _TRIMMED)))
     return float(np.partition(squares, num_remaining - 1)[:num_remaining].mean())
+
+
+_RECORDED_NATS: Final = 1e-8
+"""Errors below it are none: it is far less than a log-prob in FP32 is recorded to."""
+QUANTILES: Final = (0.5, 0.9, 0.99)
+LONE: Final = "lone"
+_LONE_TIMES: Final = 30.0
+"""A lone error is so many times as large as those of the reference and of the other side on the same token: rounding
+is large on a token for all of them, or for none."""
+
+
+def conditioning(pair: TokenPair, level: float) -> Conditioning | None:
+    """How far FP32 is from FP64 by rounding alone, and both sides from FP64; None without the reference in both.
+
+    Rounding has heavy tails: a mean may rest on a few tokens, so that errors are compared at quantiles too, and the
+    largest lone one with the largest of rounding. All errors are of the same tokens.
+    """
+    if pair.log_ref_fp32 is None or pair.log_ref_fp64 is None:
+        return None
+    exact, estimator = pair.log_ref_fp64, Estimator(pair.sequences, level)
+    legs = (pair.log_ref_fp32, pair.log_pi, pair.log_mu)
+    rounding, *sides = (np.maximum(np.abs(difference(leg, exact)), _RECORDED_NATS) for leg in legs)
+    means = [estimator.mean(errors, "token", Scale.POSITIVE) for errors in (rounding, *sides)]
+    fp32, pi, mu = (
+        estimator.bare(errors.mean(), "token") if mean is None else mean
+        for mean, errors in zip(means, (rounding, *sides), strict=True)
+    )
+    times = [dict(_times_of_errors(estimator, errors, rounding, other)) for errors, other in permutations(sides)]
+    return Conditioning(fp32, float(rounding.max()), pi, mu, *times)
+
+
+def _times_of_errors(
+    estimator: Estimator, errors: Floats, rounding: Floats, other: Floats
+) -> Iterator[tuple[str, Estimate]]:
+    """Errors [T] over those of rounding [T], by what of both is compared; other: errors of the other side [T]."""
+    mean = paired_contrast(estimator.sequences, errors, rounding, estimator.level)
+    yield "mean", estimator.bare(errors.mean() / rounding.mean(), "token") if mean is None else mean
+    for share in QUANTILES:
+        of_errors, of_rounding = (
+            estimator.quantile(np.sort(values), values, share, "token") for values in (errors, rounding)
+        )
+        times = contrast(of_errors, of_rounding)
+        if times is not None:
+            yield f"p{share * 100:g}", times
+    is_lone = errors > _LONE_TIMES * np.maximum(rounding, other)
+    yield LONE, estimator.bare(errors[is_lone].max(initial=0.0) / rounding.max(), "token")
 
 
 _LEAST_FREE = 1e-6

@@ -208,6 +208,9 @@ class TokenPair:
     log_ref_rounded_pi: Reals | None = None
     log_ref_rounded_mu: Reals | None = None
     """FP32 arithmetic on weights rounded to the dtype of that side."""
+    log_ref_fp32: Reals | None = None
+    log_ref_fp64: Reals | None = None
+    """The reference in both formats, where a run measures what rounding in FP32 does to the checkpoint."""
     repeats: Mapping[str, Repeat] = field(default_factory=dict)
     """Tokens that a side computed twice, to measure a floor; a key starts with `pi_` or `mu_` (`pi_other_batch`)."""
     clip: float | None = None

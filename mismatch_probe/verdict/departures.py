@@ -11,6 +11,7 @@ its own; a log shows that without checkpoints, and not which weights they are.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, TypeGuard
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_many, write_number
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.estimator import Estimator
-from mismatch_probe.stats.results import Estimate
-from mismatch_probe.stats.rounding import Floor
+from mismatch_probe.stats.results import Conditioning, Estimate
+from mismatch_probe.stats.rounding import LONE, Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
 from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
@@ -69,13 +70,74 @@ def rounding_floor(pair: TokenPair, train: Dtype, infer: Dtype) -> float:
 
 
 def exact_pair_agrees(disagreement: Disagreement) -> bool:
-    """Whether FP32 against FP32 agrees as two right implementations do."""
+    """Whether FP32 against FP32 agrees as two right implementations of a well-conditioned model do."""
     deviation = disagreement.pair.abs_diff
     spikes = float(np.mean(deviation > SPIKE_NATS))
     if spikes > (SPIKES_OF_ROUTING if disagreement.has_experts else 0.0):
         return False
     usual = deviation[deviation <= SPIKE_NATS]
-    return bool(usual.mean() <= max(FP32_AGREES_NATS, FP32_AGREES_FLOORS * disagreement.floor))
+    floor = min(disagreement.floor, MOST_FP32_FLOOR)
+    return bool(usual.mean() <= max(FP32_AGREES_NATS, FP32_AGREES_FLOORS * floor))
+
+
+ExactOutcome = Literal["agrees", "rounding", "open", "differs"]
+"""What FP32 against FP32 shows. `rounding`: it differs by no more than FP32 itself differs from FP64 on the checkpoint.
+`open`: by how much that is does not decide it, or could not be measured.
+"""
+
+
+def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
+    """What a pair in FP32 shows, by what rounding in FP32 was measured to do where the pair does not agree.
+
+    Errors of two right implementations have one size at every quantile, within the factor of `one_sided_dtype`. An
+    error beyond that, surely, at any quantile is none of rounding; nor is a token on which one side alone errs, by more
+    than the reference does on any token.
+    """
+    if exact_pair_agrees(disagreement):
+        return "agrees"
+    measured = disagreement.conditioning
+    if measured is None:
+        return "differs"
+    if isinstance(measured, str):
+        return "open"
+    times = [*measured.times_pi.items(), *measured.times_mu.items()]
+    lone = max(estimate.value for name, estimate in times if name == LONE)
+    if lone > BEYOND_FLOORS and lone * measured.largest_fp32 > SPIKE_NATS:
+        return "differs"
+    of_bulk = [estimate for name, estimate in times if name != LONE]
+    if any(_is_surely_beyond(estimate) for estimate in of_bulk):
+        return "differs"
+    return "open" if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk) else "rounding"
+
+
+def _is_surely_beyond(times: Estimate) -> bool:
+    """Whether the interval lies beyond the factor; a value without an interval must lie far beyond it."""
+    return times.value > FP32_AGREES_FLOORS if times.low is None else times.low > BEYOND_FLOORS
+
+
+def rounds_by_more(measured: Conditioning | str | None) -> TypeGuard[Conditioning]:
+    """Whether FP32 was measured to err by more on the checkpoint than on a well-conditioned one."""
+    return isinstance(measured, Conditioning) and measured.error_fp32.value > MOST_FP32_FLOOR
+
+
+def conditioning_words(measured: Conditioning) -> str:
+    """How far FP32 is from FP64 by rounding alone, and both sides, in FP32 or not."""
+    return (
+        f"FP32 itself is {write_estimate(measured.error_fp32)} nats a token from FP64 on this checkpoint, "
+        f"{write_number(measured.largest_fp32)} at most; the training path is {write_estimate(measured.error_pi)} from "
+        f"it and the engine {write_estimate(measured.error_mu)}"
+    )
+
+
+def sides_by_rounding(measured: Conditioning, *, is_open: bool = False) -> str:
+    """How many times as far as FP32 both sides in FP32 are from FP64."""
+    pi, mu = measured.times_pi["mean"], measured.times_mu["mean"]
+    if not is_open:
+        return (
+            f"the engine's {write_estimate(measured.error_mu).value} in FP32 and the training path's "
+            f"{write_estimate(measured.error_pi).value} are of that size"
+        )
+    return f"the engine is {write_estimate(mu)} times as far and the training path {write_estimate(pi)} times"
 
 
 BEYOND_FLOORS = 2.0**LEAST_OCTAVES

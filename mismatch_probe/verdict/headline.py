@@ -88,6 +88,10 @@ def _of_mean(
         return f"No bug. {sentence}{_but_known(pairs, preflight)}."
     if verdict.code == Code.SETTINGS and pair.settings_contrast is not None:
         return f"{_of_settings(pair, pair.settings_contrast, pairs)}{_but_known(pairs, preflight)}."
+    if verdict.code == Code.ILL_CONDITIONED and verdict.kind == "precision" and pair.conditioning is not None:
+        fp32 = write_estimate(pair.conditioning.error_fp32).value
+        conditioning = f"FP32 itself is {fp32} nats a token from FP64 on this checkpoint"
+        return f"No bug. {conditioning}; {_what_costs(pair)} KL {_kl_and_limit(pair)}{_but_known(pairs, preflight)}."
     if verdict.kind == "precision":
         cost = f"{_what_costs(pair)} KL {_kl_and_limit(pair)}{_closer(pair, contrasts)}"
         return f"No bug. {cost}{_but_known(pairs, preflight)}."
@@ -324,6 +328,8 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
         return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
     if case.is_logged:
         return [] if verdict.kind in ("clean", "broken") else [_try_causes(case)]
+    if verdict.kind == "undecided" and verdict.code == Code.ILL_CONDITIONED:
+        return []
     if verdict.kind == "undecided" and case.is_of_log:
         return [_try_causes(case)]
     if verdict.kind == "undecided" and case.takes_dtypes:

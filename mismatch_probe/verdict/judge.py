@@ -7,15 +7,24 @@ from mismatch_probe.causes import CauseRank, VerdictKind
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
+from mismatch_probe.stats.results import Conditioning
 from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
 from mismatch_probe.verdict.curves import with_growth
-from mismatch_probe.verdict.departures import beyond_format, exact_pair_agrees, level_change_of, other_checkpoint
+from mismatch_probe.verdict.departures import (
+    ExactOutcome,
+    beyond_format,
+    conditioning_words,
+    exact_outcome,
+    level_change_of,
+    other_checkpoint,
+)
 from mismatch_probe.verdict.headline import with_next_commands
 from mismatch_probe.verdict.preflight.facts import AGREEMENT
 from mismatch_probe.verdict.rounding import (
     beyond_rounding,
     clean,
     precision,
+    undecided_by_rounding,
     with_few_tokens,
     with_known_differences,
     with_noise,
@@ -37,7 +46,20 @@ def judge(case: Case) -> Verdict:
     """The verdict on one pair. The foremost cause is named; others that hold are listed after it."""
     verdict = with_unshown_repetitions(case.disagreement, with_noise(case, with_few_tokens(case, _judge(case))))
     full = with_known_differences(case, with_equal_legs(case, verdict))
-    return with_next_commands(case, with_growth(case.growth, _with_levels(case, _with_contradiction(case, full))))
+    complete = _with_conditioning(case, _with_levels(case, _with_contradiction(case, full)))
+    return with_next_commands(case, with_growth(case.growth, complete))
+
+
+def _with_conditioning(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict, with what rounding in FP32 was measured to do to the checkpoint in its evidence."""
+    exact = case.exact or case.disagreement
+    if exact is None or exact.conditioning is None or verdict.kind == "broken":
+        return verdict
+    if isinstance(exact.conditioning, Conditioning):
+        what = conditioning_words(exact.conditioning)
+    else:
+        what = f"what rounding in FP32 does to this checkpoint could not be measured in FP64: {exact.conditioning}"
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, what]})
 
 
 def _with_levels(case: Case, verdict: Verdict) -> Verdict:
@@ -65,12 +87,14 @@ def _judge(case: Case) -> Verdict:
     void = [*data_faults(case), *copied_leg(case)]
     if case.disagreement is None:
         return _verdict_of_causes("broken", void)
-    has_bug = case.exact is not None and not exact_pair_agrees(case.exact)
-    causes = _bugs(case, case.disagreement, has_bug=has_bug)
+    outcome = None if case.exact is None else exact_outcome(case.exact)
+    causes = _bugs(case, case.disagreement, outcome)
     if void:
         return _verdict_of_causes("broken", [*void, *causes])
     if causes:
         return _verdict_of_causes("bug", causes)
+    if case.exact is not None and outcome == "open":
+        return undecided_by_rounding(case.exact)
     return clean(case) or other_checkpoint(case.departures) or precision(case, case.disagreement)
 
 
@@ -79,10 +103,15 @@ def _verdict_of_causes(kind: VerdictKind, causes: list[Cause]) -> Verdict:
     return Verdict(kind=kind, also=others, **first.model_dump())
 
 
-def _bugs(case: Case, disagreement: Disagreement, *, has_bug: bool) -> list[Cause]:
-    """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it."""
-    if has_bug and case.exact is not None:
+def _bugs(case: Case, disagreement: Disagreement, outcome: ExactOutcome | None) -> list[Cause]:
+    """Causes of a bug, foremost first. The FP32 pair shows them best; what only this pair has is looked for in it.
+
+    Where it is open whether that pair differs by more than rounding, a cause must have a shape of its own.
+    """
+    if outcome in ("differs", "open") and case.exact is not None:
         causes = _by_rank(case, _in_fp32(case.exact), _causes_that_round(case, case.exact))
+        if outcome == "open":
+            return [cause for cause in causes if _rank_of(cause.code) is not CauseRank.ELIMINATION]
         return causes or [_nameless(case.exact)]
     causes = signatures(disagreement)
     one_sided = None if causes else one_sided_dtype(disagreement)

@@ -20,10 +20,16 @@ from mismatch_probe.notation import (
     write_tokens,
 )
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
-from mismatch_probe.stats.results import Blame, Estimate, FewTokens
+from mismatch_probe.stats.results import Blame, Conditioning, Estimate, FewTokens
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.departures import FP32_AGREES_NATS, SPIKE_NATS
+from mismatch_probe.verdict.departures import (
+    FP32_AGREES_NATS,
+    SPIKE_NATS,
+    exact_outcome,
+    rounds_by_more,
+    sides_by_rounding,
+)
 from mismatch_probe.verdict.preflight.rules import PROMPT_START
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, usual_nats
@@ -41,10 +47,17 @@ MOST_NATS_OF_A_TOKEN: Final = 20.0
 """abs(d) of a single token, eighty times the last digit that a logit of 64 has in BF16."""
 
 
-def most_by_rounding(dtypes: tuple[Dtype, Dtype]) -> float:
-    """The largest mean abs(d) (nats) that rounding in these formats of pi and mu can make."""
+def most_by_rounding(dtypes: tuple[Dtype, Dtype], measured: Conditioning | str | None = None) -> float:
+    """The largest mean abs(d) (nats) that rounding in these formats of pi and mu can make.
+
+    Of a checkpoint on which FP32 was measured to err by more than on a well-conditioned one, a coarser format errs by
+    as many times more as it is coarser.
+    """
     coarsest = max(dtype.round_off for dtype in dtypes)
-    return max(MOST_NATS * coarsest / Dtype.BF16.round_off, MOST_COMPRESSED_NATS)
+    most = max(MOST_NATS * coarsest / Dtype.BF16.round_off, MOST_COMPRESSED_NATS)
+    if not rounds_by_more(measured):
+        return most
+    return max(most, measured.error_fp32.value * coarsest / Dtype.FP32.round_off)
 
 
 def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
@@ -54,10 +67,10 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
     mean = case.metrics.get("abs_logprob_diff")
     if mean is None or case.exact is not None or _settings_that_round(case):
         return []
-    most = most_by_rounding(_formats(case, disagreement))
+    most = most_by_rounding(_formats(case, disagreement), disagreement.conditioning)
     formats = _names_of_formats(_formats(case, disagreement))
     abs_diff = disagreement.pair.abs_diff
-    num_far = int((abs_diff > MOST_NATS_OF_A_TOKEN).sum())
+    num_far = int((abs_diff > max(MOST_NATS_OF_A_TOKEN, most)).sum())
     if lower_bound(mean) > most:
         what = (
             f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
@@ -87,7 +100,7 @@ def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
     return (
         f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in "
         f"{_names_of_formats(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more "
-        f"than {write_number(most_by_rounding(dtypes))}{alone}"
+        f"than {write_number(most_by_rounding(dtypes, disagreement.conditioning))}{alone}"
     )
 
 
@@ -189,7 +202,7 @@ DOMINANT_SIDE_SHARE = 0.8
 def clean(case: Case) -> Verdict | None:
     """The verdict where the pair itself agrees as FP32 does; None elsewhere."""
     mean, largest = case.metrics["abs_logprob_diff"], case.metrics["abs_logprob_diff_max"]
-    is_exact = case.exact is case.disagreement
+    is_exact = case.exact is not None and case.exact is case.disagreement and exact_outcome(case.exact) == "agrees"
     if not is_exact and (mean.value > FP32_AGREES_NATS or largest.value > SPIKE_NATS):
         return None
     cause = Cause.of(
@@ -218,11 +231,32 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **cause.model_dump())
     evidence.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
+    if isinstance(case.exact.conditioning, Conditioning) and exact_outcome(case.exact) == "rounding":
+        ill = Cause.of(
+            Code.ILL_CONDITIONED,
+            evidence,
+            fp32=write_estimate(case.exact.conditioning.error_fp32).value,
+            sides=sides_by_rounding(case.exact.conditioning),
+        )
+        return Verdict(kind="precision", also=[] if flips is None else [flips], **ill.model_dump())
     advice = _length_advice(case, "use a closer dtype or token-level corrections")
     rounding = Cause.of(Code.PRECISION, evidence, advice, kl=size, proof=", and agree in FP32")
     if flips is None:
         return Verdict(kind="precision", **rounding.model_dump())
     return Verdict(kind="precision", also=[rounding], **flips.model_dump())
+
+
+def undecided_by_rounding(exact: Disagreement) -> Verdict:
+    """The verdict where an FP32 pair differs and rounding in FP32 may or may not be why."""
+    measured = exact.conditioning
+    if isinstance(measured, Conditioning):
+        fp32, sides = write_estimate(measured.error_fp32).value, sides_by_rounding(measured, is_open=True)
+        cause = Cause.of(Code.ILL_CONDITIONED, variant="open", fp32=fp32, sides=sides)
+    else:
+        size = write_number(float(exact.pair.abs_diff.mean()))
+        why = str(measured).removesuffix(".")
+        cause = Cause.of(Code.ILL_CONDITIONED, variant="unmeasured", size=size, why=why)
+    return Verdict(kind="undecided", **cause.model_dump())
 
 
 def _what_is_open(case: Case) -> str:

@@ -206,7 +206,9 @@ def _by_rounding(pair: PairSummary, contrast: SettingsContrast, baseline: PairSu
     if kl is None or mean is None or largest[0] is None or largest[1] is None:
         return update
     size = pair.metrics.get("abs_logprob_diff")
-    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding((pair.train_dtype, pair.infer_dtype))
+    is_beyond_all = size is not None and lower_bound(size) > most_by_rounding(
+        (pair.train_dtype, pair.infer_dtype), pair.conditioning
+    )
     spike = SPIKE * largest[1].value * (1.0 if most is None else max(1.0, mean.value))
     has_spike = largest[0].value > spike
     if most is None:

@@ -52,7 +52,7 @@ def test_what_the_arrays_show_is_registered_for_the_entries_that_say_so() -> Non
     assert MODULES
     shown = {cause_of(sign) for sign in ARRAYS_IN_ORDER}
     told_later = {"routing", "other_experts", "copied_leg", "beyond_format", "other_checkpoint", "unexplained"}
-    results = {"precision", "settings", "clean"}
+    results = {"precision", "ill_conditioned", "settings", "clean"}
     assert {code for code in Code if SeenIn.ARRAYS in code.entry.seen_in} == shown | told_later | results
 
 

@@ -311,6 +311,19 @@ def test_a_rate_that_is_too_high_from_the_start_has_no_usual_update_to_be_held_a
     assert diagnose(history, []).cause is not EndCause.LEARNING_RATE
 
 
+def test_a_hidden_temperature_is_named_although_a_reward_of_few_responses_halved() -> None:
+    """As measured in BF16 on a pretrained checkpoint, 8 responses a step; the size of each update is their mean."""
+    series = {
+        "reward/mean": [0.031, 0.092, 0.041, 0.043, 0.095, 0.051, 0.178, 0.591, 0.212],
+        "update/policy_shift_k3": [0.00554] * 12,
+        "sync/draw_surprise_mean": [0.05, 0.61, 0.26, -0.11, -0.46, 2.1, 2.19, 1.9, 2.38],
+        "sync/draw_surprise_error": [0.41] * 9,
+    }
+    found = ending(series)
+    assert found.cause is EndCause.TEMPERATURE
+    assert ending({**series, "sync/draw_surprise_mean": [0.05, -0.2, 0.3] * 3}).cause is EndCause.LEARNING_RATE
+
+
 def test_rewards_of_other_responses_are_told_from_a_judge_by_chance() -> None:
     errors = [1.5] * 12
     mixed_up = ending({"reward/mispaired": [2.0] * 12, "reward/mispaired_error": errors})

@@ -21,7 +21,7 @@ from mismatch_probe.compare.cost.stage_work import (
     work_of,
     workload_of,
 )
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.plan import make_plan, plan_of
 from mismatch_probe.compare.preflight import count, measure
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import DecodeAloneStage, SampleStage, Stage
@@ -147,7 +147,7 @@ def _read(run: RunDirectory, other: Manifest, architecture: Architecture, respon
     names_by_layer = frozenset(name for name, stage in other.stages.items() if stage.effective_settings.get("by_layer"))
     workload = replace(workload_of(other, architectures, prompts, responses), by_layer=names_by_layer)
     stages = []
-    for stage in make_plan(other.settings).stages:
+    for stage in plan_of(other).stages:
         record = other.stages.get(stage.name)
         if record is not None and record.state == "done" and _is_a_time(record.seconds):
             work = work_of(stage, workload)
@@ -265,7 +265,12 @@ def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
     return architectures.all()
 
 
-def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in."""
-    manifest = preparation.manifest
-    return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)
+def measure_for(
+    preparation: Preparation,
+    architecture: Architecture,
+    stages: Sequence[Stage],
+    further: Sequence[tuple[ProcessName, Dtype]] = (),
+) -> Calibration:
+    """Rates of what the stages run in, and of further processes and dtypes."""
+    manifest, kinds = preparation.manifest, list(dict.fromkeys([*kinds_of(stages), *further]))
+    return measure(architecture, kinds, manifest.settings.training.device, manifest.model.folder)

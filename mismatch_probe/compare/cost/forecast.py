@@ -292,10 +292,11 @@ def run_clock(
     second or two.
     """
     manifest = preparation.manifest
-    stages = run.read_manifest().stages
+    run_manifest = run.read_manifest()
+    stages = run_manifest.stages
     pending = [
         stage
-        for stage in make_plan(manifest.settings).stages
+        for stage in make_plan(manifest.settings, run_manifest.rounding_checks).stages
         if first_prompt or stage.name not in stages or stages[stage.name].state in ("pending", "running")
     ]
     try:

@@ -11,7 +11,7 @@ from mismatch_probe.causes.comparison import ARRAYS_IN_ORDER
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.pair_totals import rms_by_sequence
-from mismatch_probe.stats.results import Estimate, RoutingCheck
+from mismatch_probe.stats.results import Conditioning, Estimate, RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
 LEAST_SENSITIVITY = 0.03
@@ -56,6 +56,8 @@ class Disagreement:
     """
     routing: RoutingCheck | None = None
     """Both sides' choice of experts, where it was recorded."""
+    conditioning: Conditioning | str | None = None
+    """What rounding in FP32 does to the checkpoint, or why that could not be measured; None where nothing asked."""
     rounding: float | None = None
     """The rms of d (nats) that rounding alone gives, where `floor` is the sides' own noise; None: `floor`."""
 
