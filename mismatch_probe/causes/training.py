@@ -202,7 +202,8 @@ class EndCause(Catalogued):
         "Both sides hold the same weights and compute other numbers: right after a sync their logits of the probe "
         "tokens are {nats} nats apart (KL {kl}), and no digest of a weight differs.",
         (
-            "Compare what is no weight: RoPE base and scaling, position ids, attention masks, soft caps, formats.",
+            "Compare what is no weight: the token that each log-prob is of, RoPE base and scaling, position ids, "
+            "attention masks, soft caps, formats.",
             "`mismatch-probe localize` says which layer departs first.",
         ),
         name="computation",

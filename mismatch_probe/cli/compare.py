@@ -93,13 +93,14 @@ def compare(
         from mismatch_probe.cli.examinations import examine_run
         from mismatch_probe.cli.gate_answers import GatedCompare
         from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
-        from mismatch_probe.cli.progress import progress_listener
+        from mismatch_probe.cli.progress import Later, progress_listener
         from mismatch_probe.compare.cost.forecast import run_clock
-        from mismatch_probe.compare.estimates import done_stages, look_ahead
+        from mismatch_probe.compare.estimates import done_stages, headroom_outlook, look_ahead
         from mismatch_probe.compare.preparation import default_run_path, prepare
         from mismatch_probe.compare.run import execute, resume_run, start_run
         from mismatch_probe.config.resuming import held_by_ranks
         from mismatch_probe.records.files import RunKind, to_resume
+        from mismatch_probe.records.findings import Findings
         from mismatch_probe.records.run_directory import RunDirectory
         from mismatch_probe.report.answers.gate import gate_answer
         from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
@@ -120,12 +121,12 @@ def compare(
         path = out or default_run_path()
         if earlier_run is None and not dry_run:
             RunDirectory(path).require_free()
+        examines = headroom and (earlier_run is None or Findings(path).headroom() is None)
         preparation = prepare(settings, with_rehearsal=dry_run)
         if dry_run:
-            plan = look_ahead(preparation, path.parent, done_stages(earlier_run), time.monotonic() - began)
+            names_done, seconds = done_stages(earlier_run), time.monotonic() - began
+            plan = look_ahead(preparation, path.parent, names_done, seconds, with_headroom=examines)
             print_answer(dry_run_answer(plan), results(as_json=json_output))
-            if headroom:
-                console.print("Not in this estimate: what --headroom takes.")
             if json_output:
                 print_json(plan)
             return ExitCode.PASS
@@ -139,11 +140,14 @@ def compare(
         ):
             ready_seconds = time.monotonic() - began if console.is_terminal else None
             clock = run_clock(preparation, run, ready_seconds=ready_seconds)
-            with progress_listener(console, run, clock) as listener:
+            forecast = headroom_outlook(preparation, path.parent) if examines and console.is_terminal else None
+            later_seconds = None if forecast is None else forecast.time.likely_seconds
+            last_part = Later("headroom", later_seconds) if examines else None
+            with progress_listener(console, run, clock, last_part=last_part) as listener:
                 execute(run, listener)
             write_report(run)
             gate_outcome = None if gated_compare is None else gated_compare.run(run, console, lambda: write_report(run))
-            refusal = examine_run(run.path, settings) if headroom else None
+            refusal = examine_run(run, forecast) if headroom else None
         summary, console = full_summary(run), results(as_json=json_output)
         answer = answer_on_screen(summary, run.path)
         if refusal is not None:

@@ -50,12 +50,14 @@ def dry_run_answer(plan: DryRun) -> Answer:
 def _headline(outlook: Outlook | None) -> tuple[str, Badge]:
     if outlook is None:
         return "How long this takes cannot be estimated.", Badge("undecided", "no estimate")
-    total = outlook.time.total
-    takes = f"This takes {write_about(total.likely_seconds, total.low_seconds, total.high_seconds)}"
-    lacking = [memory.process for memory in outlook.memory if not memory.fits]
+    takes, comma = f"This takes {_about(outlook.total)}", ""
+    if outlook.headroom is not None:
+        takes, comma = f"{takes}, {_rough(outlook.headroom.time)} of it for headroom", ","
+    lacking = [memory.process for memory in outlook.processes if not memory.fits]
     if lacking:
         return f"{takes}, and {join_names(lacking)} will not fit into memory.", Badge("broken", "too large")
-    return f"{takes} and fits into memory." if outlook.memory else f"{takes}.", Badge("clean", "fits")
+    fits = f"{comma} and fits into memory" if outlook.processes else ""
+    return f"{takes}{fits}.", Badge("clean", "fits")
 
 
 def _lines(plan: DryRun) -> list[str]:
@@ -69,10 +71,10 @@ def _time(outlook: Outlook) -> list[str]:
     time = outlook.time
     longest = max(time.stages, key=lambda stage: stage.work.likely_seconds, default=None)
     dominates = "" if longest is None else f"; the longest stage is {longest.stage}"
-    total = write_about(time.total.likely_seconds, time.total.low_seconds, time.total.high_seconds)
     starts = sum(stage.start.likely_seconds for stage in time.stages if stage.start is not None)
     starting = write_rough_seconds(time.ready.likely_seconds + starts)
-    lines = [f"time: {total} in all, {starting} of it to start processes and load models{dominates}"]
+    in_all = "in all" if outlook.headroom is None else "to compare"
+    lines = [f"time: {_about(time.total)} {in_all}, {starting} of it to start processes and load models{dominates}"]
     if time.unknown_starts:
         lines.append(
             f"      and the start of a compiling engine, {len(time.unknown_starts)} times, which no earlier run shows"
@@ -84,6 +86,11 @@ def _time(outlook: Outlook) -> list[str]:
         lines.append(
             f"      without what ranks send each other over {', '.join(time.over_ranks)}: each is sent {sent_size}, at "
             "the speed of what connects them; an earlier run over as many ranks shows it"
+        )
+    if outlook.headroom is not None:
+        lines.append(
+            f"      and {_about(outlook.headroom.time)} for headroom where the checkpoint fits FP16; where it does "
+            "not, each try with modules in FP32 takes about two thirds of that again"
         )
     tokens = write_token_count(round(outlook.response_tokens))
     if outlook.response_tokens_from == MAX_NEW_TOKENS:
@@ -99,12 +106,16 @@ def _time(outlook: Outlook) -> list[str]:
 
 def _memory(outlook: Outlook) -> list[str]:
     lines = [f"{stage}: layer by layer, since {why}" for stage, why in outlook.by_layer.items()]
-    for memory in outlook.memory:
+    for memory in outlook.processes:
         needs = f"{memory.process} needs about {write_size(memory.peak_bytes)} of {write_size(memory.available_bytes)}"
         lines.append(f"memory: {needs} ({memory.device})")
         if not memory.fits:
             lines.append(f"WARNING: {memory.process} will not fit at {memory.stage}; {memory.advice}")
     return lines
+
+
+def _about(span: Span) -> str:
+    return write_about(span.likely_seconds, span.low_seconds, span.high_seconds)
 
 
 def _rough(span: Span | None) -> str:

@@ -14,9 +14,11 @@ from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.reading import nest_names
 
 if TYPE_CHECKING:
-    from mismatch_probe.cli.filing import Filing
+    from mismatch_probe.cli.output import Filing
+    from mismatch_probe.compare.cost.headroom import HeadroomForecast
     from mismatch_probe.config.comparison import CompareSettings
     from mismatch_probe.records.examinations import Headroom
+    from mismatch_probe.records.run_directory import RunDirectory
 
 
 _LOOK: Final = {
@@ -86,8 +88,7 @@ def localize(
     warm_up("training", "engine")
     from tempfile import TemporaryDirectory
 
-    from mismatch_probe.cli.filing import Filing
-    from mismatch_probe.cli.output import narration, print_outcome, results
+    from mismatch_probe.cli.output import Filing, narration, print_outcome, results
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.config.examinations import LocalizeSettings, localize_values, values_of_pair
     from mismatch_probe.config.load import given_settings, parse_settings
@@ -161,8 +162,7 @@ def headroom(
 
     Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
     """
-    from mismatch_probe.cli.filing import Filing
-    from mismatch_probe.cli.output import print_outcome, results
+    from mismatch_probe.cli.output import Filing, print_outcome, results
     from mismatch_probe.config.load import given_settings
     from mismatch_probe.report.answers.headroom import headroom_answer
     from mismatch_probe.report.screen import print_answer
@@ -175,31 +175,41 @@ def headroom(
     return headroom.exit_code
 
 
-def examine_run(run: Path, settings: CompareSettings) -> str | None:
+def examine_run(run: RunDirectory, forecast: HeadroomForecast | None = None) -> str | None:
     """Examine the checkpoint of a comparison for FP16 and file that with the run, unless it is filed already.
+
+    forecast: how long that will take, where it is known; the progress has it until something was timed.
 
     Returns:
         Where the checkpoint cannot be examined, the sentence that says so and why; the run is as it was.
     """
-    from mismatch_probe.cli.filing import Filing
+    from mismatch_probe.cli.output import Filing
+    from mismatch_probe.cli.progress import number_of_later_part
     from mismatch_probe.inert import command_line
     from mismatch_probe.records.findings import Findings
 
-    if Findings(run).headroom() is not None:
+    if Findings(run.path).headroom() is not None:
         return None
-    given_values = {"model": {"trust_remote_code": True}} if settings.model.trust_remote_code else {}
+    trust = run.read_manifest().settings.model.trust_remote_code
+    given_values = {"model": {"trust_remote_code": True}} if trust else {}
     try:
-        _filed_headroom(Filing.open(None, run, given_values), given_values)
+        _filed_headroom(Filing.open(None, run.path, given_values), given_values, forecast, number_of_later_part(run))
     except MismatchProbeError as error:
-        retry = command_line("headroom", "--run", run)
+        retry = command_line("headroom", "--run", run.path)
         return f"Train in FP16: undecided, headroom could not examine the checkpoint: {error}. To try again: `{retry}`"
     return None
 
 
-def _filed_headroom(filing: Filing, given_values: dict[str, Any]) -> tuple[Headroom, Path | None]:
-    """What was found of a checkpoint, and the page that shows it; `written` are the settings that were given."""
+def _filed_headroom(
+    filing: Filing, given_values: dict[str, Any], forecast: HeadroomForecast | None = None, part: int | None = None
+) -> tuple[Headroom, Path | None]:
+    """What was found of a checkpoint, and the page that shows it.
+
+    given_values: the settings that were given. part: the number of this part of a command that does more, its last one.
+    """
     from mismatch_probe.cli.output import narration
     from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.compare.cost.headroom import HeadroomClock
     from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.headroom.run import measure_headroom
@@ -210,8 +220,16 @@ def _filed_headroom(filing: Filing, given_values: dict[str, Any]) -> tuple[Headr
         raise UsageError("no model to examine; give --model FOLDER, a hub id, or `--model demo`")
     settings = parse_settings(HeadroomSettings, values)
     with filing.reserve(HEADROOM_FILE):
-        with progress_line(narration()) as line:
-            headroom = measure_headroom(settings, line.at)
+        clock = HeadroomClock(forecast)
+        with progress_line(narration(), clock.remaining) as line:
+
+            def tell(doing: str, number: int, of: int, detail: str) -> None:
+                if part is None:
+                    line.at(doing, number, of, detail)
+                else:
+                    line.at(f"headroom, {doing}", part, part, detail)
+
+            headroom = measure_headroom(settings, tell, clock)
         return headroom, filing.file(headroom)
 
 
@@ -274,8 +292,7 @@ def audit(
     Ends with 0 where the tokens are as declared, with 1 where they are not, and with 3 where they do not tell.
     """
     from mismatch_probe.audit.run import audit_server
-    from mismatch_probe.cli.filing import Filing
-    from mismatch_probe.cli.output import narration, print_outcome, results
+    from mismatch_probe.cli.output import Filing, narration, print_outcome, results
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.config.examinations import AuditSettings, audit_values
     from mismatch_probe.config.load import given_settings, parse_settings

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -186,16 +186,25 @@ _STARTING: Final[dict[ProcessName, str]] = {
 }
 
 
+class Later(NamedTuple):
+    """One more part, which follows the run and has a line of its own: its name, and how long it is expected to take."""
+
+    name: str
+    seconds: float | None
+
+
 @contextmanager
 def progress_listener(
     console: Console,
     run: RunDirectory,
     clock: RunClock | None = None,
     further: Mapping[str, str] = MappingProxyType({}),
+    last_part: Later | None = None,
 ) -> Iterator[Callable[[AnyEvent], None]]:
     """A listener for the events of a run, for as long as the run goes on; `clock` knows how much of it is left.
 
-    further: what the stages behind those of the run's plan do, by their names; no clock knows them.
+    further: what the stages behind those of the run's plan do, by their names; no clock knows them. last_part: what
+    follows all of them; the time that is left includes it, or is not shown where nobody knows how long that takes.
     """
     console.print(f"Run directory: {run.path}", soft_wrap=True, highlight=False)
 
@@ -203,10 +212,11 @@ def progress_listener(
         if further:
             return progress.left_of_last()
         span = None if clock is None else clock.remaining()
-        return None if span is None else span.likely_seconds
+        later_seconds = 0.0 if last_part is None else last_part.seconds
+        return None if span is None or later_seconds is None else span.likely_seconds + later_seconds
 
     with progress_line(console, remaining, first="starting") as line:
-        progress = _Progress(line, run, further)
+        progress = _Progress(line, run, further, last_part)
 
         def hear(event: AnyEvent) -> None:
             if clock is not None:
@@ -217,10 +227,13 @@ def progress_listener(
 
 
 class _Progress:
-    def __init__(self, line: ProgressLine, run: RunDirectory, further: Mapping[str, str]) -> None:
+    def __init__(
+        self, line: ProgressLine, run: RunDirectory, further: Mapping[str, str], last_part: Later | None
+    ) -> None:
         self._line = line
         self._run = run
         self._further = further
+        self._parts_later = 0 if last_part is None else 1
         self._stages: dict[str, tuple[str, str]] = {}
         """Of each stage that has something to do, its part of the run and what it does, in words."""
         self._stage = ""
@@ -270,23 +283,37 @@ class _Progress:
     def _begin(self, stage: str, doing: str | None, detail: str = "") -> None:
         """doing: what is done, where it is not what the stage does."""
         if stage not in self._stages:
-            manifest = self._run.read_manifest()
-            self._stages = {
-                planned_stage.name: (_part_of(job, planned_stage), stage_words(planned_stage))
-                for job in plan_of(manifest).jobs
-                for planned_stage in job.stages
-                if manifest.stages[planned_stage.name].state != "skipped"
-            } | {name: (name, words) for name, words in self._further.items()}
+            self._stages = _parts_of_run(self._run) | {name: (name, words) for name, words in self._further.items()}
         if stage in self._stages:
             part, words = self._stages[stage]
-            parts = list(dict.fromkeys(part for part, _ in self._stages.values()))
-            self._line.begin(doing or words, parts.index(part) + 1, len(parts), detail)
+            parts = _names_of_parts(self._stages)
+            self._line.begin(doing or words, parts.index(part) + 1, len(parts) + self._parts_later, detail)
         else:
             self._line.begin(doing or stage.replace("-", " "), detail=detail)
 
     def _end(self, event: StageDone) -> None:
         if event.stage == self._last:
             self._line.begin("statistics and verdict")
+
+
+def number_of_later_part(run: RunDirectory) -> int:
+    """Of the part that follows all of a run's own."""
+    return len(_names_of_parts(_parts_of_run(run))) + 1
+
+
+def _parts_of_run(run: RunDirectory) -> dict[str, tuple[str, str]]:
+    """Of each stage that has something to do, its part of the run and what it does, in words."""
+    manifest = run.read_manifest()
+    return {
+        planned_stage.name: (_part_of(job, planned_stage), stage_words(planned_stage))
+        for job in plan_of(manifest).jobs
+        for planned_stage in job.stages
+        if manifest.stages[planned_stage.name].state != "skipped"
+    }
+
+
+def _names_of_parts(stages: Mapping[str, tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(part for part, _ in stages.values()))
 
 
 def _part_of(job: PlannedJob, stage: Stage) -> str:

@@ -15,6 +15,7 @@ from mismatch_probe.compare.cost.earlier import (
     measure_for,
 )
 from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
+from mismatch_probe.compare.cost.headroom import HEADROOM_KINDS, HeadroomForecast, forecast_headroom
 from mismatch_probe.compare.cost.memory import (
     ProcessMemory,
     most_hidden_bytes,
@@ -22,7 +23,7 @@ from mismatch_probe.compare.cost.memory import (
     stages_by_layer,
     with_stages_by_layer,
 )
-from mismatch_probe.compare.cost.roofline import Rates, UnknownArchitecture
+from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Rates, Span, UnknownArchitecture
 from mismatch_probe.compare.cost.stage_work import ResponseLengths
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.compare.preparation import Preparation
@@ -39,6 +40,8 @@ from mismatch_probe.compare.stages import (
     Stage,
 )
 from mismatch_probe.config.comparison import CompareSettings
+from mismatch_probe.config.examinations import HeadroomSettings, headroom_values
+from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import OutOfMemory
 from mismatch_probe.records.run_directory import RunDirectory
 
@@ -84,6 +87,18 @@ class Outlook(BaseModel):
     """The stages that will hold one layer of the weights at a time, and why."""
     hidden_bytes: int = 0
     """Of the hidden states that are on disk meanwhile, at most."""
+    headroom: HeadroomForecast | None = None
+    """Of the examination for FP16 that follows; None where none was asked for. `time` leaves it out."""
+
+    @property
+    def total(self) -> Span:
+        """Of the comparison, and of what follows it."""
+        return self.time.total if self.headroom is None else self.time.total + self.headroom.time
+
+    @property
+    def processes(self) -> list[ProcessMemory]:
+        """The memory of each process, one after the other."""
+        return self.memory if self.headroom is None else [*self.memory, self.headroom.memory]
 
 
 class DryRun(BaseModel):
@@ -105,24 +120,40 @@ class DryRun(BaseModel):
     """Why there is none."""
 
 
-def look_ahead(preparation: Preparation, runs: Path, stages_done: Sequence[str], ready_seconds: float) -> DryRun:
+def look_ahead(
+    preparation: Preparation,
+    runs: Path,
+    stages_done: Sequence[str],
+    ready_seconds: float,
+    *,
+    with_headroom: bool = False,
+) -> DryRun:
     """Size up a prepared comparison and look ahead; arguments as those of `outlook`."""
     try:
-        return estimate(preparation, outlook(preparation, runs, stages_done, ready_seconds))
+        prospect = outlook(preparation, runs, stages_done, ready_seconds, with_headroom=with_headroom)
+        return estimate(preparation, prospect)
     except (UnknownArchitecture, OutOfMemory) as why:
         return estimate(preparation, None, str(why))
 
 
-def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], ready_seconds: float) -> Outlook:
+def outlook(
+    preparation: Preparation,
+    runs: Path,
+    names_done: Sequence[str],
+    ready_seconds: float,
+    *,
+    with_headroom: bool = False,
+) -> Outlook:
     """Measure this machine for a second or two and look at the runs in the folder `runs`.
 
-    names_done: stages that are recorded already. ready_seconds: since the command began.
+    names_done: stages that are recorded already. ready_seconds: since the command began. with_headroom: the checkpoint
+    is then examined for FP16.
     """
     manifest, settings = preparation.manifest, preparation.manifest.settings
     plan = make_plan(settings)
     architectures = architectures_of(preparation)
     own = architectures[settings.model.path]
-    calibration = measure_for(preparation, own, plan.stages)
+    calibration = measure_for(preparation, own, plan.stages, HEADROOM_KINDS if with_headroom else ())
     runs_before = earlier_runs(runs, manifest, own)
     workload = expected_workload(preparation, architectures, runs_before)
     workload = with_stages_by_layer(workload, plan.stages, calibration)
@@ -140,7 +171,30 @@ def outlook(preparation: Preparation, runs: Path, names_done: Sequence[str], rea
         memory=process_memory(plan, workload, calibration),
         by_layer=stages_by_layer(plan.stages, workload, calibration),
         hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
+        headroom=_headroom(preparation, own, workload.responses, calibration) if with_headroom else None,
     )
+
+
+def headroom_outlook(preparation: Preparation, runs: Path) -> HeadroomForecast | None:
+    """What the examination for FP16 behind a comparison takes; measures this machine for a second or two. None where
+    there is no estimate.
+    """
+    try:
+        architectures = architectures_of(preparation)
+        own = architectures[preparation.manifest.settings.model.path]
+        calibration = measure_for(preparation, own, (), HEADROOM_KINDS)
+    except (UnknownArchitecture, OutOfMemory):
+        return None
+    workload = expected_workload(preparation, architectures, earlier_runs(runs, preparation.manifest, own))
+    return _headroom(preparation, own, workload.responses, calibration)
+
+
+def _headroom(
+    preparation: Preparation, architecture: Architecture, responses: ResponseLengths, calibration: Calibration
+) -> HeadroomForecast:
+    settings = parse_settings(HeadroomSettings, headroom_values(preparation.manifest.settings))
+    prompt_tokens = [len(prompt.token_ids) for prompt in preparation.prompts]
+    return forecast_headroom(settings, architecture, prompt_tokens, responses.mean_tokens, calibration)
 
 
 def done_stages(run: RunDirectory | None) -> list[str]:

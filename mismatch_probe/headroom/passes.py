@@ -12,25 +12,35 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
+from mismatch_probe.compare.cost.headroom import (
+    LOOK_BACKWARD,
+    LOOK_FORWARD,
+    Passes,
+    PassStarted,
+    passes_backward,
+)
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.config.train import OptimizerSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
+from mismatch_probe.notation import write_many
 from mismatch_probe.records.examinations import OptimizerFindings, PrecisionTrial, ScaleTrial
 from mismatch_probe.training_path.inside import fp32_parts
 
+BatchCallback = Callable[[PassStarted], None]
+
 
 def look_forward(
-    model: PreTrainedModel, workload: BatchedResponses, channels_of: Sequence[str], tell: Callable[[str], None]
+    model: PreTrainedModel, workload: BatchedResponses, channels_of: Sequence[str], tell: BatchCallback
 ) -> tuple[ForwardRanges, torch.Tensor]:
     """Ranges of every operation, and the log-probs of all response tokens in the order of the batches; `tell` receives
-    how far that is, here as below.
+    each batch as it begins, here as below.
     """
     ranges = ForwardRanges(frozenset(channels_of))
     with torch.no_grad(), computing(model.device), OperationWatch(model, ranges.see):
-        logprobs = [workload.logprobs(model, rows).cpu() for rows in _with_progress(workload, tell)]
+        logprobs = [workload.logprobs(model, rows).cpu() for rows in _with_progress(workload, tell, LOOK_FORWARD)]
     return ranges, torch.cat(logprobs)
 
 
@@ -46,7 +56,7 @@ class Gradients:
 
 
 def look_backward(
-    model: PreTrainedModel, workload: BatchedResponses, held_in_fp16: frozenset[Operation], tell: Callable[[str], None]
+    model: PreTrainedModel, workload: BatchedResponses, held_in_fp16: frozenset[Operation], tell: BatchCallback
 ) -> Gradients:
     """The gradient of the loss in FP32."""
     result = Gradients(GradientRanges(held_in_fp16))
@@ -54,7 +64,7 @@ def look_backward(
     result.parameters = {name: Binades() for name in parameters}
     totals = [torch.zeros_like(parameter) for parameter in parameters.values()]
     with computing(model.device):
-        for rows in _with_progress(workload, tell):
+        for rows in _with_progress(workload, tell, LOOK_BACKWARD):
             with OperationWatch(model, result.operations.see):
                 logprobs_T = workload.logprobs(model, rows)
             loss = workload.loss(logprobs_T, rows)
@@ -73,15 +83,16 @@ def try_backward(
     reference: PreTrainedModel,
     workload: BatchedResponses,
     exponents: Sequence[int],
-    tell: Callable[[str], None],
+    tell: BatchCallback,
 ) -> list[ScaleTrial]:
     """True backward passes of a 16-bit model at loss scales 2^exponent, compared with the FP32 gradient.
 
     exponents: ascending. Those above one that overflows are not tried, and not in the result.
     """
     tally = _Tally(model, reference, list(exponents))
+    passes, what = passes_backward(len(exponents)), f"gradients at {write_many(len(exponents), 'loss scale')}"
     with computing(model.device):
-        for rows in _with_progress(workload, tell, "backward, "):
+        for rows in _with_progress(workload, tell, passes, what):
             reference_loss = workload.loss(workload.logprobs(reference, rows), rows)
             reference_gradients = _gradients(reference_loss, tally.reference_parameters, retain=False)
             loss = workload.loss(workload.logprobs(model, rows), rows)
@@ -95,7 +106,7 @@ def try_backward(
 
 
 def try_scales(
-    model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, *, tell: Callable[[str], None]
+    model: PreTrainedModel, reference: PreTrainedModel, workload: BatchedResponses, *, tell: BatchCallback
 ) -> list[ScaleTrial]:
     """Of EXPONENTS every fourth, then each around the ends of those that fit."""
     scales = try_backward(model, reference, workload, EXPONENTS[::_COARSE_STEP], tell)
@@ -116,10 +127,12 @@ def exponents_at_the_ends(scales: Sequence[ScaleTrial]) -> list[int]:
     return [*range(exponent_below + 1, low), *range(high + 1, exponent_above)]
 
 
-def _with_progress(workload: BatchedResponses, tell: Callable[[str], None], what: str = "") -> Iterator[list[int]]:
+def _with_progress(
+    workload: BatchedResponses, tell: BatchCallback, passes: Passes, what: str = ""
+) -> Iterator[list[int]]:
     """The batches; the progress callback is called as each begins."""
     for number, rows in enumerate(workload.batches, 1):
-        tell(f"{what}batch {number} of {len(workload.batches)}")
+        tell(PassStarted(what, number, len(workload.batches), passes))
         yield rows
 
 
@@ -233,7 +246,7 @@ class Bench:
         residual_from: str | None = None,
         exponents: Sequence[int] | None = None,
         yardstick: TrialRun | None = None,
-        tell: Callable[[str], None],
+        tell: BatchCallback,
     ) -> TrialRun:
         """Load the model in `dtype` with some modules, and the residual stream from a layer on, in FP32, and try it.
 

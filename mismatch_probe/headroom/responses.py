@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mismatch_probe.compare.cost.headroom import MOST_SAMPLED_TOGETHER
 from mismatch_probe.config.examinations import HEADROOM_PROMPTS, HeadroomSettings
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.provenance import checkpoint
@@ -36,8 +37,6 @@ def computing(device: torch.device) -> Iterator[None]:
 
 
 SAMPLED_BY = "transformers generate, in fp32"
-_MOST_TOGETHER: Final = 32
-"""Responses that are sampled in one batch; a step of it takes hardly longer than one of a single response."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,10 @@ def sample_responses(
     sampling, ends = settings.sampling, end_token_ids(model)
     sequences, prompt_ids, texts = [], [], []
     samples = sampling.samples_per_prompt
-    num_together = max(1, _MOST_TOGETHER // samples)
+    num_together = max(1, MOST_SAMPLED_TOGETHER // samples)
     for first in range(0, len(problems.prompts), num_together):
         prompts = problems.prompts[first : first + num_together]
-        tell(f"prompt {first + len(prompts)} of {len(problems.prompts)}")
+        tell(f"{first + len(prompts)} of {len(problems.prompts)} prompts")
         seed = int(np.random.SeedSequence([sampling.seed, first]).generate_state(1)[0])
         with computing(model.device):
             responses = generate(model, [prompt.token_ids for prompt in prompts], sampling, ends, seed, samples=samples)

@@ -10,12 +10,22 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.cost.headroom import HeadroomClock, PassStarted
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import FP16_LOSSY, FP16_ROUNDS_TO_INFINITY, Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.headroom.findings import activation_findings, gradient_findings, held_in_fp16, scan_weights
 from mismatch_probe.headroom.judge import judge_headroom, judge_weights
-from mismatch_probe.headroom.passes import Bench, Gradients, TrialRun, fits, is_close, look_backward, look_forward
+from mismatch_probe.headroom.passes import (
+    BatchCallback,
+    Bench,
+    Gradients,
+    TrialRun,
+    fits,
+    is_close,
+    look_backward,
+    look_forward,
+)
 from mismatch_probe.headroom.ranges import ForwardRanges, Operation, squared_norm
 from mismatch_probe.headroom.responses import (
     SAMPLED_BY,
@@ -75,7 +85,7 @@ class PlainRuns:
 
 
 def try_exceptions(
-    bench: Bench, plain_runs: PlainRuns, plain: TrialRun, bf16: TrialRun, tell: Callable[[str], None]
+    bench: Bench, plain_runs: PlainRuns, plain: TrialRun, bf16: TrialRun, tell: BatchCallback
 ) -> PrecisionTrial | None:
     """The FP16 run with modules in FP32 that fits, else the last one tried; None where there was nothing to try.
 
@@ -104,8 +114,9 @@ def try_exceptions(
     return None if trial_run is plain else trial_run.trial
 
 
-def _tell_of_try(tell: Callable[[str], None], number: int, how_far: str) -> None:
-    tell(f"try {number} of at most {_ROUNDS}, {how_far}")
+def _tell_of_try(tell: BatchCallback, number: int, started_pass: PassStarted) -> None:
+    words = [f"try {number} of at most {_ROUNDS}", started_pass.what]
+    tell(started_pass._replace(what=", ".join(word for word in words if word)))
 
 
 def modules_of_overflowing_weights(model: PreTrainedModel) -> list[str]:
@@ -154,33 +165,48 @@ def _share_of_weights(bench: Bench, modules: list[str]) -> float:
 StageProgressCallback = Callable[[str, int, int, str], None]
 """Hears what is done, which stage that is, from 1, of how many, and how far it is."""
 
-_STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_backward", "advised")
+_STAGES: Final = ("weights", "responses", "fp32_forward", "bf16", "fp16", "fp32_backward")
+_FURTHER_STAGES: Final = ("advised",)
+"""Only where FP16 does not fit."""
 
 
 class _Stages:
     """Tells which stage begins and, by what it gives, how far it is; keeps its seconds."""
 
-    def __init__(self, tell: StageProgressCallback, num_stages: int) -> None:
+    def __init__(self, tell: StageProgressCallback, clock: HeadroomClock, num_stages: int) -> None:
         self.seconds: dict[str, float] = {}
         self._tell = tell
+        self._clock = clock
         self._num_stages = num_stages
 
     @contextmanager
-    def __call__(self, name: str, doing: str) -> Iterator[Callable[[str], None]]:
-        tell = partial(self._tell, doing, _STAGES.index(name) + 1, self._num_stages)
+    def __call__(self, name: str, doing: str) -> Iterator[Callable[[str | PassStarted], None]]:
+        number = (*_STAGES, *_FURTHER_STAGES).index(name) + 1
+
+        def tell(how_far: str | PassStarted) -> None:
+            words, detail = doing, how_far
+            if isinstance(how_far, PassStarted):
+                self._clock.batch(how_far)
+                words = f"{doing}, {how_far.what}" if how_far.what else doing
+                detail = f"{how_far.number} of {how_far.of} batches"
+            self._tell(words, number, max(number, self._num_stages), str(detail))
+
+        self._clock.begin(name)
         tell("")
         start = time.perf_counter()
         yield tell
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
 
-def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) -> Headroom:
-    """Does the checkpoint fit FP16? `tell` receives each stage, and how far it is.
+def measure_headroom(
+    settings: HeadroomSettings, tell: StageProgressCallback, clock: HeadroomClock | None = None
+) -> Headroom:
+    """Does the checkpoint fit FP16? `tell` receives each stage, and how far it is; `clock` what is left of it.
 
     Raises:
         BrokenRecord: the checkpoint's answers are not finite even in FP32.
     """
-    stages = _Stages(tell, 1 if settings.weights_only else len(_STAGES))
+    stages = _Stages(tell, clock or HeadroomClock(), 1 if settings.weights_only else len(_STAGES))
     objective = load_objective(settings)
     folder = resolve_model(settings.model)
     problems = None
@@ -188,7 +214,7 @@ def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) ->
         choose_device(settings.device)
         require_fit(folder, trust_remote_code=settings.model.trust_remote_code)
         problems = load_problems(folder, settings)
-    with stages("weights", "weights: reading every tensor") as tell_how_far:
+    with stages("weights", "reading every weight") as tell_how_far:
         weights = scan_weights(folder, tell_how_far)
     headroom = Headroom(
         tool_version=__version__,
@@ -205,8 +231,8 @@ def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) ->
     if problems is None or weights.total.num_nonfinite:
         return headroom
     reference = fp32_parts.load_in_format(folder, Dtype.FP32, settings, attention="eager")
-    num_prompts = write_many(len(problems.prompts), "prompt")
-    with stages("responses", f"responses: {num_prompts}, sampled in FP32") as tell_how_far:
+    num_responses = len(problems.prompts) * settings.sampling.samples_per_prompt
+    with stages("responses", f"sampling {write_many(num_responses, 'response')} in FP32") as tell_how_far:
         responses = sample_responses(reference, problems, settings, tell_how_far)
     workload = BatchedResponses.plan(
         responses.sequences,
@@ -215,24 +241,24 @@ def measure_headroom(settings: HeadroomSettings, tell: StageProgressCallback) ->
         temperature=settings.sampling.temperature,
         tokens=settings.batch_tokens,
     )
-    with stages("fp32_forward", "activations: FP32") as tell_how_far:
+    with stages("fp32_forward", "FP32, sizes of all results") as tell_how_far:
         ranges, logprobs_T = look_forward(reference, workload, fp32_parts.layer_names(reference), tell_how_far)
     if not bool(logprobs_T.isfinite().all()):
         raise BrokenRecord(
             f"the log-probs of {settings.model.path} are not finite even in FP32: give --model an intact checkpoint"
         )
     bench = Bench(folder, settings, reference, workload, logprobs_T)
-    with stages("bf16", "BF16, as the yardstick") as tell_how_far:
+    with stages("bf16", "BF16, to compare with") as tell_how_far:
         bf16 = bench.run(Dtype.BF16, exponents=(0,), tell=tell_how_far)
-    with stages("fp16", "FP16: forward, and backward at each loss scale") as tell_how_far:
+    with stages("fp16", "FP16") as tell_how_far:
         plain = bench.run(Dtype.FP16, yardstick=bf16, tell=tell_how_far)
     operations_in_fp16 = held_in_fp16(plain.ranges)
-    with stages("fp32_backward", "gradients: FP32") as tell_how_far:
+    with stages("fp32_backward", "FP32, sizes of all gradients") as tell_how_far:
         gradients = look_backward(reference, workload, operations_in_fp16, tell_how_far)
     overflowing = modules_of_overflowing_weights(reference)
     advice = None
     if overflowing or not fits(plain.trial, bf16.trial):
-        with stages("advised", "advice: FP16 with modules in FP32") as tell_how_far:
+        with stages("advised", "FP16 with modules in FP32") as tell_how_far:
             advice = try_exceptions(bench, PlainRuns(ranges, gradients, operations_in_fp16), plain, bf16, tell_how_far)
     first = plain.trial.first_nonfinite
     activations = activation_findings(reference, ranges, plain.ranges, responses, first)

@@ -13,12 +13,15 @@ from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
 from mismatch_probe.compare.plan import make_plan
 from mismatch_probe.notation import write_about
 from mismatch_probe.report.screen import print_answer
+from tests.compare.cost.test_headroom_cost import ahead
 from tests.compare.cost.workloads import calibration, settings, workload
 
 PLAN = make_plan(settings(pairs=[["bf16", "bf16"]]))
 
 
-def outlook(*, compiles: bool = False, memory_bytes: int = 2**34, earlier: bool = False) -> Outlook:
+def outlook(
+    *, compiles: bool = False, memory_bytes: int = 2**34, earlier: bool = False, examines: bool = False
+) -> Outlook:
     changes = {"pairs": [["bf16", "bf16"]], "engine": {"batch_sequences": 256, "args": {"enforce_eager": not compiles}}}
     known, sizes, plan = calibration(memory_bytes=memory_bytes), workload(**changes), make_plan(settings(**changes))
     return Outlook(
@@ -28,6 +31,7 @@ def outlook(*, compiles: bool = False, memory_bytes: int = 2**34, earlier: bool 
         rates=known.rates,
         time=forecast(plan.stages, sizes, Pace(known, []), Starting(6.0, on_cpu=True)),
         memory=process_memory(plan, sizes, known),
+        headroom=ahead(memory_bytes=memory_bytes) if examines else None,
     )
 
 
@@ -84,3 +88,18 @@ def test_no_estimate_is_one_sentence(why: str) -> None:
     text = shown(None, why)
     assert f"time and memory: no estimate, {why}" in text
     assert "disk: at most" in text
+
+
+def test_the_examination_for_fp16_is_in_time_and_memory_where_it_was_asked_for() -> None:
+    alone, both = outlook(), outlook(examines=True)
+    assert both.headroom is not None
+    assert both.total.likely_seconds == alone.total.likely_seconds + both.headroom.time.likely_seconds
+    text = shown(both)
+    spans = (both.total, both.time.total)
+    about = [write_about(span.likely_seconds, span.low_seconds, span.high_seconds) for span in spans]
+    assert f"This takes {about[0]}, " in text
+    assert " of it for headroom, and fits into memory." in text
+    assert f"time: {about[1]} to compare, " in text
+    assert "memory: headroom needs about " in text
+    assert "headroom" not in shown(alone)
+    assert "WARNING: headroom will not fit" in shown(outlook(examines=True, memory_bytes=2**20))

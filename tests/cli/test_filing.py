@@ -62,7 +62,7 @@ def test_an_examination_that_is_refused_is_undecided_and_leaves_the_comparison_a
         raise OutOfMemory("it does not fit")
 
     monkeypatch.setattr("mismatch_probe.headroom.run.measure_headroom", refuse)
-    refusal = examine_run(run.path, run.read_manifest().settings)
+    refusal = examine_run(run)
     assert refusal is not None
     assert refusal.startswith("Train in FP16: undecided, headroom could not examine the checkpoint: it does not fit. ")
     assert f"mismatch-probe headroom --run {run.path}" in refusal

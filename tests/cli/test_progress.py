@@ -8,7 +8,14 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.cli import progress as module
-from mismatch_probe.cli.progress import LINE_EVERY_SECONDS, progress_line, progress_listener, stage_words
+from mismatch_probe.cli.progress import (
+    LINE_EVERY_SECONDS,
+    Later,
+    number_of_later_part,
+    progress_line,
+    progress_listener,
+    stage_words,
+)
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import RunClock
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
@@ -156,6 +163,19 @@ def test_stages_that_no_clock_knows_are_counted_and_the_last_is_timed_by_its_own
         f"{last}, about 60 s left: PyTorch samples in BF16, 2 of 4 batches, 20 tokens/s",
         "statistics and verdict",
     ]
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(None, ""), (100.0, ", about 5 min left")])
+def test_a_part_that_follows_is_counted_and_its_time_is_in_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, run: RunDirectory, seconds: float | None, left: str
+) -> None:
+    monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
+    _, _, clock = two_stages(run)
+    output = StringIO()
+    with progress_listener(Console(file=output), run, clock, last_part=Later("headroom", seconds)) as listener:
+        listener(StageStarted(stage=STAGE, batches=1, batches_done=0))
+    assert output.getvalue().splitlines()[1:] == [f"part 1 of {PARTS + 1}{left}: {SAMPLES}"]
+    assert number_of_later_part(run) == PARTS + 1
 
 
 def two_stages(run: RunDirectory) -> tuple[Stage, Stage, RunClock]:

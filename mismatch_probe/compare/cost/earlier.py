@@ -265,7 +265,12 @@ def architectures_of(preparation: Preparation) -> Mapping[str, Architecture]:
     return architectures.all()
 
 
-def measure_for(preparation: Preparation, architecture: Architecture, stages: Sequence[Stage]) -> Calibration:
-    """Rates of what the stages run in."""
-    manifest = preparation.manifest
-    return measure(architecture, kinds_of(stages), manifest.settings.training.device, manifest.model.folder)
+def measure_for(
+    preparation: Preparation,
+    architecture: Architecture,
+    stages: Sequence[Stage],
+    further: Sequence[tuple[ProcessName, Dtype]] = (),
+) -> Calibration:
+    """Rates of what the stages run in, and of further processes and dtypes."""
+    manifest, kinds = preparation.manifest, list(dict.fromkeys([*kinds_of(stages), *further]))
+    return measure(architecture, kinds, manifest.settings.training.device, manifest.model.folder)
