@@ -92,11 +92,13 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
     Errors of two right implementations have one size at every quantile, within the factor of `one_sided_dtype`. An
     error beyond that, surely, at any quantile is none of rounding; nor is a token on which one side alone errs, by more
     than the reference does on any token. Where FP32 is so near to FP64 that no two errors within the factor make up a
-    pair that disagrees, nothing is left to decide, and no interval of a few prompts excuses the pair.
+    pair that disagrees, nothing is left to decide, and no interval of a few prompts excuses the pair. Where rounding
+    was measured to be large, the bound of `exact_pair_agrees` is wide by that, and the factor decides within it too.
     """
-    if exact_pair_agrees(disagreement):
+    measured, agrees = disagreement.conditioning, exact_pair_agrees(disagreement)
+    is_near = not rounds_by_more(measured) or disagreement.pair.abs_diff.mean() <= FP32_AGREES_NATS
+    if agrees and is_near:
         return "agrees"
-    measured = disagreement.conditioning
     if measured is None:
         return "differs"
     if isinstance(measured, str):
@@ -110,7 +112,9 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
     of_bulk = [estimate for name, estimate in times if name != LONE]
     if any(_is_surely_beyond(estimate) for estimate in of_bulk):
         return "differs"
-    return "open" if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk) else "rounding"
+    if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk):
+        return "open"
+    return "agrees" if agrees else "rounding"
 
 
 def _is_surely_beyond(times: Estimate) -> bool:

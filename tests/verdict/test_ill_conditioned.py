@@ -10,7 +10,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.rounding import conditioning
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
-from mismatch_probe.verdict.departures import exact_outcome, exact_pair_agrees
+from mismatch_probe.verdict.departures import FP32_AGREES_NATS, exact_outcome, exact_pair_agrees
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict.test_judge import case
@@ -99,6 +99,17 @@ def test_few_prompts_excuse_nothing_where_fp32_computes_the_model() -> None:
     assert {exact_outcome(pair) for pair in faulty} == {"differs"}
     sound = [ill_conditioned(seed=seed, num_sequences=2) for seed in range(9)]
     assert "differs" not in {exact_outcome(pair) for pair in sound}
+
+
+def test_the_wider_bound_of_agreement_excuses_no_fault_beyond_rounding() -> None:
+    """FP32 is 2e-5 to 5e-5 nats from FP64 here, and a pair agrees up to 6e-4 nats by its size."""
+    for scale in (1.5e-5, 3e-5):
+        faulty = [ill_conditioned(seed=seed, scale=scale, fault=everywhere(6e-4)) for seed in range(9)]
+        assert all(exact_pair_agrees(pair) for pair in faulty)
+        assert {exact_outcome(pair) for pair in faulty} == {"differs"}
+    sound = [ill_conditioned(seed=seed, scale=6e-5) for seed in range(9)]
+    assert all(pair.pair.abs_diff.mean() > FP32_AGREES_NATS for pair in sound)
+    assert {exact_outcome(pair) for pair in sound} == {"agrees"}
 
 
 @pytest.mark.parametrize("num_sequences", [6, 24])
