@@ -94,7 +94,10 @@ _FOREMOST: Final = (
 _BEST: Final = {"token_mult_prob_error": 1.0, "prob_pearson": 1.0}
 """Where agreement is at another number than 0."""
 _NEAR: Final = 0.1
-"""Published numbers are rounded: what lies so near to a bound is within it."""
+"""Published numbers are rounded: what lies so near to a bound, as a share of its distance from agreement, is within it.
+A limit is none of these."""
+_LIMIT: Final = "any"
+"""The kind of a band that is a limit, of models of any kind."""
 _NO_SHAPE: Final = "other"
 _MOST_POINTS: Final = 2000
 _NUM_COLUMNS: Final = 3
@@ -227,7 +230,7 @@ def _metric_curve(curve: NamedCurve, ages: Floats | None) -> MetricCurve:
         last_level=level,
         p_value=None if shape is None else shape.p_value,
         at_step=at_step,
-        bands=_bands(curve.metric, level) if len(values) else [],
+        bands=published_bands(curve.metric, level) if len(values) else [],
     )
 
 
@@ -249,13 +252,14 @@ def _shape_words(shape: CurveShape, at_step: int | None, metric: str) -> str:
     return "flat"
 
 
-def _bands(metric: str, level: float) -> list[PublishedBand]:
+def published_bands(metric: str, level: float) -> list[PublishedBand]:
     bands = []
     for entry in _data()["band"]:
         if entry["metric"] == metric:
             low, high = entry.get("low"), entry.get("high")
-            is_below = low is not None and level < low - _NEAR * abs(low)
-            is_above = high is not None and level > high + _NEAR * abs(high)
+            near, best = 0.0 if entry["kind"] == _LIMIT else _NEAR, _BEST.get(metric, 0.0)
+            is_below = low is not None and level < low - near * abs(low - best)
+            is_above = high is not None and level > high + near * abs(high - best)
             bands.append(
                 PublishedBand(
                     kind=entry["kind"],
@@ -329,7 +333,7 @@ def _relation_to_bands(curve: MetricCurve) -> str:
     for relation in dict.fromkeys(relations.values()):
         kinds = " and of ".join(words for words in relations if relations[words] == relation)
         parts.append(f"{relation} what is published of {kinds}")
-    limits = [band.words for band in curve.bands if band.kind == "any" and band.relation != "within"]
+    limits = [band.words for band in curve.bands if band.kind == _LIMIT and band.relation != "within"]
     parts += [f"beyond the {words}" for words in limits if words.startswith(("limit", "alert"))]
     return ", ".join(parts)
 

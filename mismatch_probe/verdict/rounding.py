@@ -108,6 +108,10 @@ NOISE: Final = {"mu_siblings": "the sampler", "pi_siblings": "the trainer"}
 """Floors that responses to one prompt give of a side, which need no checkpoint and no second request."""
 
 
+_MORE_THAN_D: Final = 9.0
+"""Mean square of noise over that of d with which d cannot be made of it: independent noise is part of d."""
+
+
 def noise_sentences(blame: Blame | None) -> list[str]:
     """How far each side is from itself on the tokens that responses to one prompt share, and what that makes of d."""
     if blame is None:
@@ -115,7 +119,12 @@ def noise_sentences(blame: Blame | None) -> list[str]:
     floors = {name: blame.floors[name] for name in NOISE if name in blame.floors}
     sentences = [noise_sentence(NOISE[name], floor) for name, floor in floors.items()]
     of_noise, of_d = sum(floor.value**2 for floor in floors.values()) / 2, blame.rms_difference.value**2
-    if of_noise and of_d:
+    if of_noise > _MORE_THAN_D * of_d > 0:
+        sentences.append(
+            "that is more than the sides differ by: both move alike, as where the contexts of these responses differ "
+            "in what the log does not hold"
+        )
+    elif of_noise and of_d:
         share = "all" if of_noise >= of_d else write_percent(of_noise / of_d)
         sentences.append(f"noise of that size makes up {share} of d (share of the mean square)")
     return sentences

@@ -14,6 +14,7 @@ from mismatch_probe.records.files import RunKind, kind_of
 from mismatch_probe.records.lines import CurveReading, CurvesDirectory
 from mismatch_probe.report.answers.curves import curves_answer
 from mismatch_probe.verdict.curve_laws import LAWS, contradictions_in
+from mismatch_probe.verdict.curves import published_bands
 from tests.command_line import probe
 
 DATA = Path(__file__).parents[1] / "logs" / "metric_data"
@@ -122,6 +123,21 @@ PLANTED = {
     "chi2_token_below_zero": ("chi2_token", lambda of, size: np.full(30, -0.05 * size)),
     "mean_weight": ("kl_k1", lambda of, size: of["kl_k3"] + 0.03 * size),
 }
+
+
+def relations_to_limits(metric: str, level: float) -> list[str]:
+    return [band.relation for band in published_bands(metric, level) if band.kind == "any"]
+
+
+def test_a_limit_is_exact_and_a_band_is_as_near_as_its_distance_from_agreement() -> None:
+    """Agreement is a probability factor of 1 and a correlation of 1, so that 1.08 is no 1.05 and 1.024."""
+    assert relations_to_limits("token_mult_prob_error", 1.051) == ["above"]
+    assert relations_to_limits("token_mult_prob_error", 1.049) == ["within"]
+    assert "above" in relations_to_limits("kl_k3", 1.01e-3)
+    of_mixtures = [band.relation for band in published_bands("token_mult_prob_error", 1.08) if band.kind == "mixture"]
+    assert of_mixtures == ["above"]
+    near_it = [band.relation for band in published_bands("token_mult_prob_error", 1.026) if band.kind == "mixture"]
+    assert near_it == ["within"]
 
 
 @pytest.mark.parametrize("size", [1.2, 2.0, 3.0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import run_answer
 from mismatch_probe.report.view import Answer, Figure, Note, Table
 from tests.importing.imported import imported
@@ -27,6 +28,22 @@ def test_a_log_has_no_section_that_is_empty(tmp_path: Path) -> None:
     assert {"verdicts", "length", "log", "settings"} <= set(anchors)
     for section in answer.sections:
         assert not all(isinstance(block, Note) for block in section.blocks), section.anchor
+
+
+def advice_of(folder: Path, lines: list[dict[str, object]]) -> list[str]:
+    run = imported(folder, write(folder / "log.jsonl", lines))
+    return list(summary_of_run(run.read_summary(), run.path, ()).verdict.advice)
+
+
+def test_a_warning_on_a_log_stands_with_the_answer(tmp_path: Path) -> None:
+    """Each kind once: that the same row is there twice does not show in any number."""
+    lines = rows()
+    (tmp_path / "sound").mkdir()
+    assert not any("The log has a warning" in line for line in advice_of(tmp_path / "sound", lines))
+    (tmp_path / "copied").mkdir()
+    warned = advice_of(tmp_path / "copied", [*lines, *lines[:6]])
+    [warning] = [line for line in warned if "The log has a warning" in line]
+    assert warning.startswith("The log has a warning (duplicates): 6 of ")
 
 
 def test_a_log_with_a_reference_says_which_side_errs(tmp_path: Path) -> None:

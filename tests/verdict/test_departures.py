@@ -1,6 +1,7 @@
 """What the distances of a log's sides from a checkpoint make of the verdict; and a change of level inside responses."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.departures import Departures, beyond_format, level_change_of, other_checkpoint
 from mismatch_probe.verdict.judge import judge
+from mismatch_probe.verdict.rounding import noise_sentences
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict import simulated
 from tests.verdict.test_judge import case
@@ -80,6 +82,19 @@ def test_weights_that_change_inside_responses_change_the_level_there(
         assert abs(change.num_responses / change.num_long - share) < 0.2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_change_near_the_end_of_few_unsure_tokens_is_seen(seed: int) -> None:
+    """Eight of them on either side are enough, as in texts of which a model is mostly sure."""
+    disagreement = updated(seed, 30, 1.0, rises=False)
+    few = np.random.default_rng(seed).random(disagreement.uncertain.size) < 0.1
+    pair = replace(disagreement.pair, log_mu=np.where(few, disagreement.pair.log_mu, -1e-4))
+    sparse = replace(disagreement, pair=replace(pair, log_pi=np.where(few, disagreement.pair.log_pi, -1e-4)))
+    assert 16 < sparse.uncertain.sum() / 48 < 32
+    change = level_change_of(sparse)
+    assert change is not None
+    assert change.times < 1
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "shape",
@@ -114,6 +129,18 @@ def test_no_other_shape_of_a_log_has_such_a_change(seed: int, shape: str) -> Non
     }[shape]
     log_pi = np.minimum(disagreement.pair.log_mu + diff, 0.0).astype(np.float32)
     assert level_change_of(alone(replace(disagreement, pair=replace(disagreement.pair, log_pi=log_pi)))) is None
+
+
+def test_noise_that_both_sides_have_alike_is_no_share_of_d() -> None:
+    """As where the contexts of siblings differ in what the log does not hold."""
+
+    def words(noise: float) -> str:
+        floors = {f"{side}_siblings": estimate(noise) for side in ("mu", "pi")}
+        return noise_sentences(SimpleNamespace(floors=floors, rms_difference=estimate(0.1)))[-1]
+
+    assert words(0.05) == "noise of that size makes up 25 % of d (share of the mean square)"
+    assert words(0.15) == "noise of that size makes up all of d (share of the mean square)"
+    assert words(1.0).startswith("that is more than the sides differ by: both move alike")
 
 
 def test_a_deviation_too_large_for_rounding_hides_no_such_change() -> None:

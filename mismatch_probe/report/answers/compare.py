@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe.causes.comparison import Code, words_in_short
+from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.config.sides import Side
 from mismatch_probe.dtypes import COARSE, Dtype
 from mismatch_probe.inert import command_line
@@ -24,7 +25,7 @@ from mismatch_probe.notation import (
 )
 from mismatch_probe.records.files import EVALUATION, JOINED_FOLDER
 from mismatch_probe.records.findings import Document, Localization, Suspect
-from mismatch_probe.records.manifest import Manifest, StageRecord
+from mismatch_probe.records.manifest import LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.names import advice_parts, pair_label
@@ -176,7 +177,9 @@ def _faults(summary: Summary) -> list[str]:
 def summary_of_run(summary: Summary, run: Path, documents: Sequence[Document]) -> Summary:
     """The summary of the run in the folder `run` with the `documents` of that folder; the advice names the folder."""
     full = with_findings(summary, documents)
-    further = _of_broken_turns(run)
+    directory = RunDirectory(run)
+    log = directory.read_manifest().log if directory.manifest_path.exists() else None
+    further = [] if log is None else [*_of_broken_turns(log, run), *_of_warnings(log)]
     pairs = [pair.model_copy(update={"verdict": _to_follow(pair.verdict, run, further)}) for pair in full.pairs]
     return full.model_copy(update={"verdict": overall(pairs), "pairs": pairs})
 
@@ -185,11 +188,22 @@ def _to_follow(verdict: Verdict, run: Path, further: Sequence[str]) -> Verdict:
     return verdict.model_copy(update={"advice": [*(_in_folder(advice, run) for advice in verdict.advice), *further]})
 
 
-def _of_broken_turns(run: Path) -> list[str]:
+_MOST_WARNINGS: Final = 3
+
+
+def _of_warnings(log: LogOrigin) -> list[str]:
+    """The first warning of each kind on a log's masks, choices and ids, and how many more it has."""
+    notes = [note for note in log.notes if note.level == "warning" and note.code != LogCode.TURNS_BROKEN]
+    first_ones = {note.code: note for note in reversed(notes)}
+    codes = list(dict.fromkeys(note.code for note in notes))[:_MOST_WARNINGS]
+    sentences = [f"The log has a warning ({code}): {first_ones[code].sentence}." for code in codes]
+    num_more = len(notes) - len(sentences)
+    return [*sentences, f"The log has {write_many(num_more, 'further warning')}."] if num_more else sentences
+
+
+def _of_broken_turns(log: LogOrigin, run: Path) -> list[str]:
     """Of a log whose turns do not begin with the turn before: how many, and the command that measures what it costs."""
-    directory = RunDirectory(run)
-    log = directory.read_manifest().log if directory.manifest_path.exists() else None
-    if log is None or log.turns is None or not log.turns.num_broken:
+    if log.turns is None or not log.turns.num_broken:
         return []
     turns = log.turns
     share = f"{write_count(turns.num_broken)} of {write_count(turns.num_turns)}"
