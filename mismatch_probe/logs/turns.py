@@ -196,7 +196,9 @@ class TurnChecks:
         reading = self.reading()
         if reading is None:
             return []
-        restarts = f"; {write_many(reading.num_restarts, 'turn')} begin anew" if reading.num_restarts else ""
+        num_restarts = reading.num_restarts
+        verb = "begins" if num_restarts == 1 else "begin"
+        restarts = f"; {write_many(num_restarts, 'turn')} {verb} anew" if num_restarts else ""
         of_all = {
             "trajectories": reading.num_trajectories,
             "turns": reading.num_turns,
@@ -204,10 +206,9 @@ class TurnChecks:
         }
         total = write_count(reading.num_turns)
         if not reading.num_broken:
-            num_trajectories = write_count(reading.num_trajectories)
-            return [
-                LogFinding.of(LogCode.TURNS, evidence=of_all, total=total, trajectories=num_trajectories, anew=restarts)
-            ]
+            figures = {"trajectories": write_count(reading.num_trajectories), "anew": restarts}
+            variant = "" if reading.num_turns else "none"
+            return [LogFinding.of(LogCode.TURNS, variant, evidence=of_all, total=total, **figures)]
         kinds = sorted(reading.kinds.items(), key=lambda item: -item[1])
         return [
             LogFinding.of(
