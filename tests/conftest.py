@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,8 @@ servers.STAGES["training"].append("transformers.models.llama.modeling_llama")
 servers.STAGES["engine"] += ["tests.ready_commands", "tests.ready_to_train"]
 """Whole commands are forked from that server too (`tests/warm_python.py`)."""
 gc.disable()
+gc.set_threshold(20_000, 20, 20)
+"""Python's own would look at the tests' own objects every 700, a thirteenth of the processor time of fast tests."""
 atexit.register(gc.unfreeze)
 """Or nanobind complains of what was never freed; thawed sooner, pytest's last collections would look at all of it."""
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -137,10 +140,15 @@ LONGEST: Final = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, then all with slow tests: no worker is left with one when the others have ended."""
+    """The longest files come first, then all with slow tests, then those with the most fast ones: no worker is left
+    with a long one when the others have ended.
+    """
     slow = {item.path for item in items if is_slow(item)}
+    num_fast = Counter(item.path for item in items if item.path not in slow)
     turns = {stem: turn for turn, stem in enumerate(LONGEST)}
-    items.sort(key=lambda item: (turns.get(item.path.stem, len(turns)), item.path not in slow))
+    items.sort(
+        key=lambda item: (turns.get(item.path.stem, len(turns)), item.path not in slow, -num_fast.get(item.path, 0))
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -296,8 +296,10 @@ def diff(
     from mismatch_probe.report.screen import print_answer
 
     old, new = RunDirectory(first), RunDirectory(second)
-    if rescore != (out is not None):
-        raise UsageError("--rescore and --out go together: the run that A's responses are scored into needs a place")
+    if rescore and out is None:
+        raise UsageError("--rescore needs a place for the run that A's responses are scored into: add --out")
+    if out is not None and not rescore:
+        raise UsageError("--out is for --rescore: the run that A's responses are scored into; give --html for a page")
     if html is not None:
         require_no_run_file("--html", html)
     if out is None:

@@ -117,10 +117,11 @@ def scan_weights(folder: Path, tell: Callable[[str], None] = lambda how_far: Non
     ranges: list[WeightRange] = []
     paths = weight_files(folder)
     for number, path in enumerate(paths, 1):
+        of_file = f" of file {number} of {len(paths)}" if len(paths) > 1 else ""
         with safe_open(path, framework="pt") as tensors:
             names = list(tensors.keys())
             for place, name in enumerate(names, 1):
-                tell(f"tensor {place} of {len(names)}, file {number} of {len(paths)}")
+                tell(f"{place} of {len(names)} tensors{of_file}")
                 slices = tensors.get_slice(name)
                 code = slices.get_dtype()
                 is_integer = code.startswith(_NO_WEIGHTS)

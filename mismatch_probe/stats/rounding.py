@@ -85,6 +85,13 @@ _LONE_TIMES: Final = 30.0
 is large on a token for all of them, or for none."""
 
 
+def fp32_errors(pair: TokenPair) -> Floats:
+    """The reference in FP32 less that in FP64 [T], nats, of a pair that has both."""
+    assert pair.log_ref_fp32 is not None
+    assert pair.log_ref_fp64 is not None
+    return difference(pair.log_ref_fp32, pair.log_ref_fp64)
+
+
 def conditioning(pair: TokenPair, level: float) -> Conditioning | None:
     """How far FP32 is from FP64 by rounding alone, and both sides from FP64; None without the reference in both.
 

@@ -187,14 +187,16 @@ def floors_of(
     dtype: Dtype,
     sequences: Sequences,
     level: float,
+    errors_of_fp32: Floats | None = None,
 ) -> Estimate | None:
     """The rms of an error [T] (nats) in units of rounding in `dtype`; its largest hundredth is cut to the next.
 
-    rounding_errors: an error of rounding on the same tokens, and its format. Each response is a cluster: what a side
-    departs by does not depend on how many prompts there are.
+    rounding_errors: an error of rounding on the same tokens, and its format. errors_of_fp32: those of FP32 from FP64
+    [T], where they are larger than on a well-conditioned checkpoint. Each response is a cluster: what a side departs by
+    does not depend on how many prompts there are.
     """
     each = Sequences(sequences.offsets, np.arange(sequences.num_sequences))
-    floors = np.abs(error) / _units(log_ref, rounding_errors, dtype)
+    floors = np.abs(error) / _units(log_ref, rounding_errors, dtype, errors_of_fp32)
     return Estimator(each, level).root_mean_square(np.minimum(floors, np.quantile(floors, _CUT)), "token")
 
 
@@ -206,10 +208,11 @@ def apart_floors(
     dtypes: dict[str, Dtype],
     sequences: Sequences,
     level: float,
+    errors_of_fp32: Floats | None = None,
 ) -> Estimate | None:
     """The rms distance of two sides, in units of the coarser one's rounding."""
     coarser = max(dtypes.values(), key=lambda dtype: dtype.round_off)
-    return floors_of(difference(log_pi, log_mu), log_ref, rounding_errors, coarser, sequences, level)
+    return floors_of(difference(log_pi, log_mu), log_ref, rounding_errors, coarser, sequences, level, errors_of_fp32)
 
 
 def beyond_format(departures: Departures | None) -> list[Cause]:
@@ -256,14 +259,21 @@ def _evidence(departures: Departures) -> list[str]:
     return lines
 
 
-def _units(log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype) -> Floats:
+def _units(
+    log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype, errors_of_fp32: Floats | None
+) -> Floats:
     """What rounding in a format moves each token by [T], nats."""
-    if not dtype.rounds_coarsely:
-        return np.full(log_ref.shape, FP32_AGREES_NATS)
-    error, format_of_error = rounding_errors
     exact = log_ref.astype(np.float64)
-    floor = Floor.measure(error, exact, np.ones(exact.shape, dtype=np.bool_))
-    return np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), FP32_AGREES_NATS)
+    of_all = np.ones(exact.shape, dtype=np.bool_)
+    least = np.full(exact.shape, FP32_AGREES_NATS)
+    if errors_of_fp32 is not None:
+        of_fp32 = Floor.measure(errors_of_fp32, exact, of_all)
+        least = np.maximum(least, of_fp32.of_format(dtype.round_off / Dtype.FP32.round_off).at(exact))
+    if not dtype.rounds_coarsely:
+        return least
+    error, format_of_error = rounding_errors
+    floor = Floor.measure(error, exact, of_all)
+    return np.asarray(np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), least))
 
 
 LEAST_PART = 8

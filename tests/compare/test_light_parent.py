@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.lent_servers import lend
+
 CODE = """
 import sys
+from tests.lent_servers import borrow
+borrow({descriptors})
 from mismatch_probe.compare.preparation import prepare
 from mismatch_probe.compare.run import execute
 from mismatch_probe.config.load import parse_settings
@@ -21,5 +25,7 @@ print("LOADED", [name for name in ("torch", "transformers", "vllm", "pandas", "h
 
 @pytest.mark.slow
 def test_preparing_a_comparison_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    answer = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    lent = lend()
+    words = [sys.executable, "-c", CODE.replace("{descriptors}", repr(lent))]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False, pass_fds=tuple(lent.values()))
     assert answer.stdout.splitlines()[-1:] == ["LOADED []"], answer

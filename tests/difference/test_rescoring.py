@@ -24,12 +24,16 @@ COMPARED = (
 )
 
 
-@pytest.mark.parametrize("flags", [["--rescore"], ["--out", "c"]])
-def test_rescoring_and_its_place_go_together(flags: list[str], tmp_path: Path, command_line: CommandLine) -> None:
+@pytest.mark.parametrize(
+    ("flags", "what_to_give"), [(["--rescore"], "add --out"), (["--out", "c"], "give --html for a page")]
+)
+def test_rescoring_and_its_place_go_together(
+    flags: list[str], what_to_give: str, tmp_path: Path, command_line: CommandLine
+) -> None:
     run = simulated_run(tmp_path / "a", SMALL)
     ended = command_line("diff", run.path, run.path, *flags)
     assert ended.code == ExitCode.USAGE
-    assert "--rescore and --out go together" in ended.stderr
+    assert what_to_give in ended.stderr
 
 
 @pytest.mark.parametrize(

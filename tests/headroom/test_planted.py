@@ -68,9 +68,12 @@ def test_the_advice_was_tried_and_is_as_close_to_fp32_as_fp16_is(tmp_path: Path)
     headroom = examined(folder, tell=lambda *how_far: messages.append(how_far))
     assert [number for _, number, _, how_far in messages if not how_far] == [1, 2, 3, 4, 5, 6, 7]
     last = [[how_far for _, number, _, how_far in messages if number == stage][-1] for stage in range(1, 8)]
-    assert re.fullmatch(r"tensor (\d+) of \1, file 1 of 1", last[0])
-    assert last[1:4] == ["prompt 2 of 2", "batch 1 of 1", "backward, batch 1 of 1"]
-    assert re.fullmatch(r"try \d of at most 8, backward, batch 1 of 1", last[6])
+    assert re.fullmatch(r"(\d+) of \1 tensors", last[0])
+    assert last[1:7] == ["2 of 2 prompts", *["1 of 1 batches"] * 5]
+    tries = [(doing, of) for doing, number, of, how_far in messages if number == 7 and how_far]
+    assert re.fullmatch(r"FP16 with modules in FP32, try \d of at most 8, gradients at \d loss scales", tries[-1][0])
+    assert {of for _, _, of, _ in messages[:3]} == {6}, "a seventh part comes only where FP16 does not fit"
+    assert tries[-1][1] == 7
     assert headroom.advised is not None
     assert headroom.bf16 is not None
     assert headroom.advised.modules_in_fp32 == ["model.layers.1.mlp.down_proj"]

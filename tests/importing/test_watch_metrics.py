@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -145,21 +145,32 @@ def test_a_collapse_in_a_file_that_grows_is_caught_while_it_grows(tmp_path: Path
     assert f"A guard asks to stop at step {record.stopped_at}." in messages
 
 
+@pytest.fixture(scope="module")
+def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A watch of each clean file, while all of them grow: each ends seven seconds after its last step."""
+    folder = tmp_path_factory.mktemp("clean")
+    rests = {folder / name: changed(name, change) for name, change in CLEAN.items()}
+    processes = {}
+    try:
+        for path, content in rests.items():
+            path.write_bytes(content[:100])
+            processes[path.name] = started(path, "--idle", 7)
+        for start in range(100, max(map(len, rests.values())), 1500):
+            for path, content in rests.items():
+                with path.open("ab") as file:
+                    file.write(content[start : start + 1500])
+            time.sleep(0.1)
+        yield processes
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
-def test_a_clean_file_that_grows_is_a_pass(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    content = changed(name, CLEAN[name])
-    path.write_bytes(content[:100])
-    process = started(path, "--idle", 7)
-    try:
-        for start in range(100, len(content), 1500):
-            with path.open("ab") as file:
-                file.write(content[start : start + 1500])
-            time.sleep(0.02)
-        out, messages = process.communicate(timeout=120)
-    finally:
-        process.kill()
+def test_a_clean_file_that_grows_is_a_pass(watches: dict[str, subprocess.Popen[str]], name: str) -> None:
+    process = watches[name]
+    out, messages = process.communicate(timeout=120)
     record = WatchRecord.model_validate_json(out)
     assert process.returncode == ExitCode.PASS, messages
     assert not [event for step in record.steps for event in step.events]
@@ -283,13 +294,14 @@ def test_a_file_that_is_replaced_by_a_shorter_one_is_named_and_followed_on(tmp_p
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"".join(line(step, rollout_corr__k3_kl=0.001) + b"\n" for step in range(6)))
     os.utime(path, (time.time() - 3600,) * 2)
-    process = started(path, "--idle", 8)
+    process = started(path, "--idle", 6)
     assert process.stderr is not None
     for words in process.stderr:
         if words.startswith("step 5:"):
             break
     other = tmp_path / "other"
     other.write_bytes(b"".join(line(step, rollout_corr__k3_kl=0.001) + b"\n" for step in (0, 1, 7, 8)))
+    os.utime(other, (time.time() - 1800,) * 2)
     other.replace(path)
     out, messages = process.communicate(timeout=60)
     record = WatchRecord.model_validate_json(out)

@@ -130,7 +130,7 @@ class WarmServer(RealServer):
     def _begun(self, words: list[str], environment: dict[str, str]) -> WarmProcess:
         self._stack = ExitStack()
         environment |= {THIS_MACHINE: str(self.log.parents[1] / "machine.json")}
-        started = warm_process(*words, folder=Path.cwd(), errors=self.log, environment=environment, every_core=True)
+        started = warm_process(*words, folder=Path.cwd(), errors=self.log, environment=environment)
         return self._stack.enter_context(started)
 
     def kill(self) -> None:

@@ -260,10 +260,10 @@ def _contrast(course: Course, other: Course) -> list[str]:
     if np.median(ratios) < 1:
         ratios, larger, smaller = 1 / ratios, smaller, larger
     middle, low, high = (write_number(float(value)) for value in (np.median(ratios), ratios.min(), ratios.max()))
-    return [
-        f"KL per token of {larger} is {middle} times that of {smaller} (median over "
-        f"{write_count(int(usable.sum()))} shared steps, from {low} to {high})"
-    ]
+    over = f"the median over {write_count(int(usable.sum()))} shared steps, from {low} to {high}"
+    if middle == "1":
+        return [f"KL per token of {larger} is that of {smaller} ({over} times)"]
+    return [f"KL per token of {larger} is {middle} times that of {smaller} ({over.removeprefix('the ')})"]
 
 
 _UNFINISHED = "unfinished"

@@ -48,7 +48,7 @@ def overview_figure(summary: Summary) -> Figure:
         f"How far apart: KL per token{over_all}",
         kl,
         f"Each mark is the KL of a pair, and the bar through it is the interval of that KL. The dotted line is "
-        f"{KL_LIMIT_NAME}, a KL of {KL_LIMIT:g} a token: a healthy set-up lies to the left of it.",
+        f"{KL_LIMIT_NAME}, a KL of {KL_LIMIT:g} a token.",
         "The axis is logarithmic: equal steps are equal factors.",
     )
     panels = [_estimates_panel(heading, summary.pairs, "kl_k3", style_of)]
