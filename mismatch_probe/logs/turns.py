@@ -206,9 +206,10 @@ class TurnChecks:
         }
         total = write_count(reading.num_turns)
         if not reading.num_broken:
-            figures = {"trajectories": write_count(reading.num_trajectories), "anew": restarts}
-            variant = "" if reading.num_turns else "none"
-            return [LogFinding.of(LogCode.TURNS, variant, evidence=of_all, total=total, **figures)]
+            variant, number = "" if reading.num_turns else "none", write_count(reading.num_trajectories)
+            return [
+                LogFinding.of(LogCode.TURNS, variant, evidence=of_all, total=total, trajectories=number, anew=restarts)
+            ]
         kinds = sorted(reading.kinds.items(), key=lambda item: -item[1])
         return [
             LogFinding.of(
