@@ -21,7 +21,7 @@ from mismatch_probe.notation import write_estimate, write_many, write_number
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Conditioning, Estimate
-from mismatch_probe.stats.rounding import LONE, Floor
+from mismatch_probe.stats.rounding import LEAST_NATS, LONE, Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
 from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
@@ -91,15 +91,20 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
 
     Errors of two right implementations have one size at every quantile, within the factor of `one_sided_dtype`. An
     error beyond that, surely, at any quantile is none of rounding; nor is a token on which one side alone errs, by more
-    than the reference does on any token.
+    than the reference does on any token. Where FP32 is so near to FP64 that no two errors within the factor make up a
+    pair that disagrees, nothing is left to decide, and no interval of a few prompts excuses the pair. Where rounding
+    was measured to be large, the bound of `exact_pair_agrees` is wide by that, and the factor decides within it too.
     """
-    if exact_pair_agrees(disagreement):
+    measured, agrees = disagreement.conditioning, exact_pair_agrees(disagreement)
+    is_near = not rounds_by_more(measured) or disagreement.pair.abs_diff.mean() <= FP32_AGREES_NATS
+    if agrees and is_near:
         return "agrees"
-    measured = disagreement.conditioning
     if measured is None:
         return "differs"
     if isinstance(measured, str):
         return "open"
+    if measured.error_fp32.value <= LEAST_NATS and measured.largest_fp32 <= SPIKE_NATS / _BY_ROUNDING:
+        return "differs"
     times = [*measured.times_pi.items(), *measured.times_mu.items()]
     lone = max(estimate.value for name, estimate in times if name == LONE)
     if lone > BEYOND_FLOORS and lone * measured.largest_fp32 > SPIKE_NATS:
@@ -107,7 +112,9 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
     of_bulk = [estimate for name, estimate in times if name != LONE]
     if any(_is_surely_beyond(estimate) for estimate in of_bulk):
         return "differs"
-    return "open" if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk) else "rounding"
+    if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk):
+        return "open"
+    return "agrees" if agrees else "rounding"
 
 
 def _is_surely_beyond(times: Estimate) -> bool:
@@ -141,6 +148,8 @@ def sides_by_rounding(measured: Conditioning, *, is_open: bool = False) -> str:
 
 
 BEYOND_FLOORS = 2.0**LEAST_OCTAVES
+_BY_ROUNDING = 2 * BEYOND_FLOORS
+"""The most units of FP32's rounding that two sides within the factor are apart, if they err in opposite directions."""
 _CUT = 0.99
 ALIKE_FLOORS = 3.0
 """The distance of two sides that differ by rounding alone is 1.4."""
