@@ -6,7 +6,8 @@ Planted: an FP8 cache in BF16 and in FP32, a compiled engine, two ranks, weights
 epsilon in config.json alone, a LoRA adapter on both sides, merged on one, and on one side alone. FP8
 weights are computed slowly on a CPU: most of the time is theirs. `--without` leaves out sides that the machine cannot
 compute, such as the FP8 caches on a CPU without AVX-512, with their pairs. Of a pretrained checkpoint the adapter's
-default weights leave a model that FP32 does not compute to 0.005 nats: give `--adapter-std 0.02`.
+default weights leave a model that FP32 does not compute to 0.005 nats, which the verdict says; `--adapter-std 0.02`
+leaves a usual one.
 """
 
 import argparse

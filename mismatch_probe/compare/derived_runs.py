@@ -100,12 +100,15 @@ def _open_extension(extension: RunDirectory, preparation: Preparation, prompts: 
 
 
 def _merge_extension(run: RunDirectory, manifest: Manifest, extension: RunDirectory, new_manifest: Manifest) -> None:
+    """Add the rows of the extension. What was measured of rounding in FP32 is measured again, if it is still needed."""
     legs, addition = Legs(run, manifest.run_key), Legs(extension, new_manifest.run_key)
     for stage in plan_of(manifest).leg_stages:
         if addition.path(stage.leg).exists():
             new = addition.read(stage.leg)
             old = legs.read(stage.leg) if legs.path(stage.leg).exists() else new.slice(0, 0)
             legs.write(stage.leg, with_rows(old, new))
+        elif stage.name not in new_manifest.stages:
+            legs.path(stage.leg).unlink(missing_ok=True)
     rollouts = with_rows(read_table(run.rollouts_path), read_table(extension.rollouts_path))
     write_rollouts(run, manifest.run_key, rollouts)
 
@@ -121,6 +124,7 @@ def _extended_manifest(manifest: Manifest, new: Manifest, num_before: int) -> Ma
                 for name, record in new.stages.items()
             },
             "extended_from": [*manifest.extended_from, num_before],
+            "rounding_checks": [],
             "images": new.images,
         }
     )

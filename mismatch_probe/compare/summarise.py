@@ -101,6 +101,10 @@ def _summary_of_run(run: RunDirectory, manifest: Manifest) -> Summary:
     )
 
 
+_BY_SIZE: Final = (Code.BEYOND_FORMAT, Code.NOT_REPEATABLE)
+"""Causes that a coarse pair too is found to have by a size that is taken for more than rounding."""
+
+
 def sides_to_check(summary: Summary, manifest: Manifest) -> list[str]:
     """The training sides of pairs that are called a bug by their size, where no setting is known to make it and nothing
     measured what rounding in FP32 does to the checkpoint; one side of each checkpoint.
@@ -108,14 +112,21 @@ def sides_to_check(summary: Summary, manifest: Manifest) -> list[str]:
     settings = manifest.settings
     sides = [settings.pi(name) for name in manifest.rounding_checks]
     for pair in summary.pairs:
-        pi, name = settings.pi(pair.train), (pair.train, pair.infer)
-        rests_on_size = settings.exact_counterpart(name) == name or pair.verdict.code == Code.BEYOND_FORMAT
-        if pair.verdict.kind != "bug" or pi.logged or not rests_on_size:
+        pi = _computed_side(settings, (pair.train, pair.infer))
+        is_exact = pair.train_dtype.can_be_reference and pair.infer_dtype.can_be_reference
+        is_by_size = pair.verdict.kind == "bug" and (is_exact or pair.verdict.code in _BY_SIZE)
+        if pi is None or not (is_by_size or pair.verdict.code == Code.OTHER_CHECKPOINT):
             continue
         is_known = any(cause.code or cause.level == "error" for cause in known_causes(pair.verdict, summary.preflight))
         if not is_known and not any(pi.has_weights_of(side) for side in sides):
             sides.append(pi)
     return [side.name for side in sides[len(manifest.rounding_checks) :]]
+
+
+def _computed_side(settings: CompareSettings, name: PairName) -> Side | None:
+    """The training side of a pair; where that is of a log, one that is computed for the same engine's side, if any."""
+    sides = [settings.pi(train) for train, infer in settings.pairs if infer == name[1]]
+    return next((pi for pi in (settings.pi(name[0]), *sides) if not pi.logged), None)
 
 
 def _prompt_texts(run: RunDirectory, manifest: Manifest) -> dict[str, str]:

@@ -19,7 +19,7 @@ from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.summary import ResponseTokens, TokenInContext
 from mismatch_probe.stats.results import Conditioning, Estimate, FewTokens, RoutingCheck
-from mismatch_probe.stats.rounding import conditioning
+from mismatch_probe.stats.rounding import conditioning, fp32_errors
 from mismatch_probe.stats.sequences import Floats, Reals, TokenPair, difference
 from mismatch_probe.stats.worst_responses import WorstResponse, few_tokens, worst_responses, worst_tokens
 from mismatch_probe.verdict.case import doubled_first_token, share_without
@@ -170,10 +170,9 @@ def _departures_from_checkpoint(
         return None
     pi, mu = settings.pi(pair_name[0]), settings.mu(pair_name[1])
     distance = difference(ours.log_pi, ours.log_ref), pi.dtype
-    dtypes = {"mu": mu.dtype}
-    floors = {
-        "mu": floors_of(difference(ours.log_mu, ours.log_ref), ours.log_ref, distance, mu.dtype, ours.sequences, level)
-    }
+    of_fp32 = fp32_errors(ours) if rounds_by_more(deviations[pair_name].conditioning) else None
+    dtypes, error_mu = {"mu": mu.dtype}, difference(ours.log_mu, ours.log_ref)
+    floors = {"mu": floors_of(error_mu, ours.log_ref, distance, mu.dtype, ours.sequences, level, of_fp32)}
     departure = None
     theirs = None if logged_pair is None else data[logged_pair].pair
     if logged_pair is not None and theirs is not None and theirs.log_ref is not None:
@@ -181,9 +180,9 @@ def _departures_from_checkpoint(
             return None
         dtypes["pi"] = settings.pi(logged_pair[0]).dtype
         error = difference(theirs.log_pi, theirs.log_ref)
-        floors["pi"] = floors_of(error, theirs.log_ref, distance, dtypes["pi"], theirs.sequences, level)
+        floors["pi"] = floors_of(error, theirs.log_ref, distance, dtypes["pi"], theirs.sequences, level, of_fp32)
         departure = apart_floors(
-            theirs.log_pi, theirs.log_mu, theirs.log_ref, distance, dtypes, theirs.sequences, level
+            theirs.log_pi, theirs.log_mu, theirs.log_ref, distance, dtypes, theirs.sequences, level, of_fp32
         )
     has_signature = bool(signatures(deviations[pair_name]))
     sides = ("pi", "mu") if name == logged_pair else ("mu",)
@@ -295,10 +294,7 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     rounds_coarsely = any(dtype.rounds_coarsely for dtype in dtypes)
     measured = _conditioning(manifest, name, data.pair)
     if rounds_by_more(measured) and not rounds_coarsely:
-        assert data.pair.log_ref_fp32 is not None
-        assert data.pair.log_ref_fp64 is not None
-        of_fp32 = root_mean_square(difference(data.pair.log_ref_fp32, data.pair.log_ref_fp64))
-        rounding = max(rounding, of_fp32 * float(np.sqrt(2)))
+        rounding = max(rounding, root_mean_square(fp32_errors(data.pair)) * float(np.sqrt(2)))
     disagreement = Disagreement(
         data.pair,
         *dtypes,

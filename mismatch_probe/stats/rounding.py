@@ -85,11 +85,20 @@ _LONE_TIMES: Final = 30.0
 is large on a token for all of them, or for none."""
 
 
+def fp32_errors(pair: TokenPair) -> Floats:
+    """The reference in FP32 less that in FP64 [T], nats, of a pair that has both."""
+    assert pair.log_ref_fp32 is not None
+    assert pair.log_ref_fp64 is not None
+    return difference(pair.log_ref_fp32, pair.log_ref_fp64)
+
+
 def conditioning(pair: TokenPair, level: float) -> Conditioning | None:
     """How far FP32 is from FP64 by rounding alone, and both sides from FP64; None without the reference in both.
 
     Rounding has heavy tails: a mean may rest on a few tokens, so that errors are compared at quantiles too, and the
-    largest lone one with the largest of rounding. All errors are of the same tokens.
+    largest lone one with the largest of rounding. All errors are of the same tokens. At a quantile errors count as
+    LEAST_NATS at least: on a certain token the model's error vanishes, and what is left is where a side's log-softmax
+    rounds, which is another digit in each implementation.
     """
     if pair.log_ref_fp32 is None or pair.log_ref_fp64 is None:
         return None
@@ -113,7 +122,8 @@ def _times_of_errors(
     yield "mean", estimator.bare(errors.mean() / rounding.mean(), "token") if mean is None else mean
     for share in QUANTILES:
         of_errors, of_rounding = (
-            estimator.quantile(np.sort(values), values, share, "token") for values in (errors, rounding)
+            estimator.quantile(np.sort(values), values, share, "token")
+            for values in (np.maximum(errors, LEAST_NATS), np.maximum(rounding, LEAST_NATS))
         )
         times = contrast(of_errors, of_rounding)
         if times is not None:

@@ -21,7 +21,7 @@ from mismatch_probe.notation import write_estimate, write_many, write_number
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Conditioning, Estimate
-from mismatch_probe.stats.rounding import LONE, Floor
+from mismatch_probe.stats.rounding import LEAST_NATS, LONE, Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
 from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
@@ -91,15 +91,20 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
 
     Errors of two right implementations have one size at every quantile, within the factor of `one_sided_dtype`. An
     error beyond that, surely, at any quantile is none of rounding; nor is a token on which one side alone errs, by more
-    than the reference does on any token.
+    than the reference does on any token. Where FP32 is so near to FP64 that no two errors within the factor make up a
+    pair that disagrees, nothing is left to decide, and no interval of a few prompts excuses the pair. Where rounding
+    was measured to be large, the bound of `exact_pair_agrees` is wide by that, and the factor decides within it too.
     """
-    if exact_pair_agrees(disagreement):
+    measured, agrees = disagreement.conditioning, exact_pair_agrees(disagreement)
+    is_near = not rounds_by_more(measured) or disagreement.pair.abs_diff.mean() <= FP32_AGREES_NATS
+    if agrees and is_near:
         return "agrees"
-    measured = disagreement.conditioning
     if measured is None:
         return "differs"
     if isinstance(measured, str):
         return "open"
+    if measured.error_fp32.value <= LEAST_NATS and measured.largest_fp32 <= SPIKE_NATS / _BY_ROUNDING:
+        return "differs"
     times = [*measured.times_pi.items(), *measured.times_mu.items()]
     lone = max(estimate.value for name, estimate in times if name == LONE)
     if lone > BEYOND_FLOORS and lone * measured.largest_fp32 > SPIKE_NATS:
@@ -107,7 +112,9 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
     of_bulk = [estimate for name, estimate in times if name != LONE]
     if any(_is_surely_beyond(estimate) for estimate in of_bulk):
         return "differs"
-    return "open" if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk) else "rounding"
+    if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk):
+        return "open"
+    return "agrees" if agrees else "rounding"
 
 
 def _is_surely_beyond(times: Estimate) -> bool:
@@ -141,6 +148,8 @@ def sides_by_rounding(measured: Conditioning, *, is_open: bool = False) -> str:
 
 
 BEYOND_FLOORS = 2.0**LEAST_OCTAVES
+_BY_ROUNDING = 2 * BEYOND_FLOORS
+"""The most units of FP32's rounding that two sides within the factor are apart, if they err in opposite directions."""
 _CUT = 0.99
 ALIKE_FLOORS = 3.0
 """The distance of two sides that differ by rounding alone is 1.4."""
@@ -187,14 +196,16 @@ def floors_of(
     dtype: Dtype,
     sequences: Sequences,
     level: float,
+    errors_of_fp32: Floats | None = None,
 ) -> Estimate | None:
     """The rms of an error [T] (nats) in units of rounding in `dtype`; its largest hundredth is cut to the next.
 
-    rounding_errors: an error of rounding on the same tokens, and its format. Each response is a cluster: what a side
-    departs by does not depend on how many prompts there are.
+    rounding_errors: an error of rounding on the same tokens, and its format. errors_of_fp32: those of FP32 from FP64
+    [T], where they are larger than on a well-conditioned checkpoint. Each response is a cluster: what a side departs by
+    does not depend on how many prompts there are.
     """
     each = Sequences(sequences.offsets, np.arange(sequences.num_sequences))
-    floors = np.abs(error) / _units(log_ref, rounding_errors, dtype)
+    floors = np.abs(error) / _units(log_ref, rounding_errors, dtype, errors_of_fp32)
     return Estimator(each, level).root_mean_square(np.minimum(floors, np.quantile(floors, _CUT)), "token")
 
 
@@ -206,10 +217,11 @@ def apart_floors(
     dtypes: dict[str, Dtype],
     sequences: Sequences,
     level: float,
+    errors_of_fp32: Floats | None = None,
 ) -> Estimate | None:
     """The rms distance of two sides, in units of the coarser one's rounding."""
     coarser = max(dtypes.values(), key=lambda dtype: dtype.round_off)
-    return floors_of(difference(log_pi, log_mu), log_ref, rounding_errors, coarser, sequences, level)
+    return floors_of(difference(log_pi, log_mu), log_ref, rounding_errors, coarser, sequences, level, errors_of_fp32)
 
 
 def beyond_format(departures: Departures | None) -> list[Cause]:
@@ -256,14 +268,21 @@ def _evidence(departures: Departures) -> list[str]:
     return lines
 
 
-def _units(log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype) -> Floats:
+def _units(
+    log_ref: Reals, rounding_errors: tuple[Floats, Dtype], dtype: Dtype, errors_of_fp32: Floats | None
+) -> Floats:
     """What rounding in a format moves each token by [T], nats."""
-    if not dtype.rounds_coarsely:
-        return np.full(log_ref.shape, FP32_AGREES_NATS)
-    error, format_of_error = rounding_errors
     exact = log_ref.astype(np.float64)
-    floor = Floor.measure(error, exact, np.ones(exact.shape, dtype=np.bool_))
-    return np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), FP32_AGREES_NATS)
+    of_all = np.ones(exact.shape, dtype=np.bool_)
+    least = np.full(exact.shape, FP32_AGREES_NATS)
+    if errors_of_fp32 is not None:
+        of_fp32 = Floor.measure(errors_of_fp32, exact, of_all)
+        least = np.maximum(least, of_fp32.of_format(dtype.round_off / Dtype.FP32.round_off).at(exact))
+    if not dtype.rounds_coarsely:
+        return least
+    error, format_of_error = rounding_errors
+    floor = Floor.measure(error, exact, of_all)
+    return np.asarray(np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), least))
 
 
 LEAST_PART = 8

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
@@ -10,6 +11,7 @@ from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.run_reader import RunReader
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode, RunDirectoryError
+from mismatch_probe.records.manifest import StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
 from tests.command_line import FEW, probe
@@ -57,6 +59,19 @@ def test_the_manifest_says_what_happened_and_the_extension_is_gone(tmp_path: Pat
     assert manifest.settings.prompts.num_prompts == 20
     assert manifest.stages["sample-bf16"].batches == 2
     assert not (run.path / FOLDER).exists()
+
+
+@pytest.mark.slow
+def test_an_extended_run_forgets_what_was_measured_of_rounding_on_fewer_prompts(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    copyfile(run.leg_path("ref-fp32"), run.leg_path("ref-fp64"))
+    edit_manifest(run, lambda manifest: manifest.rounding_checks.append("bf16"))
+    edit_manifest(run, lambda manifest: manifest.stages.update({"score-ref-fp64": StageRecord(state="done")}))
+    extended(run, LARGE)
+    manifest = run.read_manifest()
+    assert (manifest.rounding_checks, "score-ref-fp64" in manifest.stages) == ([], False)
+    assert not run.leg_path("ref-fp64").exists()
+    assert len(logprobs(run, "ref-fp32")) == 40
 
 
 @pytest.mark.slow

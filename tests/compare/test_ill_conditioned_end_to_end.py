@@ -20,6 +20,8 @@ from mismatch_probe.records.manifest import StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from tests.command_line import FEW, probe
+from tests.importing.from_run import log_of_run
+from tests.importing.logs import write
 
 pytestmark = pytest.mark.slow
 
@@ -136,6 +138,32 @@ def test_a_run_that_is_resumed_measures_what_it_lacks_and_no_more(copied: RunDir
     copied.leg_path("ref-fp64").unlink()
     probe("compare", "--out", copied.path, "--resume", code=ExitCode.PASS)
     assert copied.read_summary() == before
+
+
+def scored_log(run: RunDirectory, model: Path, folder: Path, nats: float) -> RunDirectory:
+    """The log of the run's FP32 pair, the sampler's log-probs moved by so much, scored with the checkpoint."""
+    rows, generator = log_of_run(run, "fp32"), np.random.default_rng(0)
+    for row in rows:
+        errors = nats * generator.normal(size=len(row["logprobs"]))
+        row["logprobs"] = np.minimum(np.asarray(row["logprobs"]) + errors, 0.0).tolist()
+    dtypes = ("--train-dtype", "fp32", "--infer-dtype", "fp32")
+    probe("import", write(folder / "log.jsonl", rows), *dtypes, "--out", folder / "log")
+    probe("score", folder / "log", "--model", model, "--no-engine", "--out", folder / "scored", code=ExitCode.PASS)
+    return RunDirectory(folder / "scored")
+
+
+def test_a_log_of_such_a_model_is_accused_of_nothing(run: RunDirectory, amplifying: Path, tmp_path: Path) -> None:
+    scored = scored_log(run, amplifying, tmp_path, 0.0)
+    assert scored.read_manifest().rounding_checks == ["fp32"]
+    verdicts = [pair.verdict for pair in scored.read_summary().pairs]
+    assert not [verdict.sentence for verdict in verdicts if verdict.kind == "bug" or verdict.code == "other_checkpoint"]
+
+
+def test_a_log_of_such_a_model_with_a_fault_is_accused(run: RunDirectory, amplifying: Path, tmp_path: Path) -> None:
+    summary = scored_log(run, amplifying, tmp_path, 0.3).read_summary()
+    (computed,) = (pair for pair in summary.pairs if pair.train == "fp32")
+    assert computed.verdict.kind == "bug"
+    assert any("nats a token from FP64 on this checkpoint" in line for line in computed.verdict.evidence)
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ from mismatch_probe.training_path.generation import Sampler
 from mismatch_probe.training_path.precision import load_training_model
 from tests.explain.logs import logged, scored, settings
 
+FEW_PROMPTS = 6
+"""Of which two responses each are drawn: as many as show what all of them show."""
+
 
 def drawn(checkpoint: Path, prompts: list[EncodedPrompt], num_tokens: int, seed: int) -> list[list[int]]:
     sampling = SamplingSettings(max_new_tokens=num_tokens, temperature=1.5)
@@ -106,7 +109,7 @@ def _holds(interval: Sequence[int], place: int) -> bool:
 @pytest.mark.slow
 def test_versions_that_are_recorded_for_each_part_are_declared_and_accuse_nobody(tmp_path: Path) -> None:
     older = other_weights(DEMO, tmp_path / "older", 0.05)
-    sequences, cuts = updated_in_flight(older, DEMO)
+    sequences, cuts = updated_in_flight(older, DEMO, FEW_PROMPTS)
     by_older, by_newer = scored(older, sequences), scored(DEMO, sequences)
     log = with_versions(logged(sequences, mu=in_parts(by_older, by_newer, cuts), pi=by_newer), cuts)
     explanation = explained(log, older, DEMO)
@@ -120,7 +123,7 @@ def test_versions_that_are_recorded_for_each_part_are_declared_and_accuse_nobody
 def test_clean_logs_accuse_nobody_one_version_or_a_change_that_is_only_recorded(tmp_path: Path) -> None:
     older = other_weights(DEMO, tmp_path / "older", 0.05)
     equal = other_weights(DEMO, tmp_path / "equal", 0.0)
-    sequences, cuts = updated_in_flight(DEMO, DEMO)
+    sequences, cuts = updated_in_flight(DEMO, DEMO, FEW_PROMPTS)
     by_newer = scored(DEMO, sequences)
     log = logged(sequences, mu=by_newer, pi=by_newer, weight_version="8")
     for given, clean_log in ((older, log), (equal, with_versions(log, cuts))):
@@ -156,7 +159,7 @@ def with_kept_cache(older: Path, newer: Path, sequences: list[TokenSequence], cu
 @pytest.mark.slow
 def test_keys_and_values_that_are_kept_across_the_change_are_named(tmp_path: Path, rows_tried: set[int]) -> None:
     older = other_weights(DEMO, tmp_path / "older", 0.06)
-    sequences, cuts = updated_in_flight(older, DEMO)
+    sequences, cuts = updated_in_flight(older, DEMO, FEW_PROMPTS)
     sequences, cuts = zip(*((each, cut) for each, cut in zip(sequences, cuts, strict=True) if cut), strict=True)
     log = logged(
         list(sequences),

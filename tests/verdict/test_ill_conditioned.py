@@ -10,7 +10,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.rounding import conditioning
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
-from mismatch_probe.verdict.departures import exact_outcome, exact_pair_agrees
+from mismatch_probe.verdict.departures import FP32_AGREES_NATS, exact_outcome, exact_pair_agrees
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict.test_judge import case
@@ -55,6 +55,61 @@ def at_one_token(nats: float) -> Any:
 
 def late(nats: float) -> Any:
     return lambda generator, sequences: nats * (sequences.positions > 15) * generator.normal(size=sequences.num_tokens)
+
+
+def in_one_response(nats: float) -> Any:
+    return lambda generator, sequences: np.where(
+        np.arange(sequences.num_tokens) < sequences.lengths[0], nats * generator.normal(size=sequences.num_tokens), 0.0
+    )
+
+
+def of_sure_tokens(*, seed: int = 0, fault: float = 0.0) -> Disagreement:
+    """An ill-conditioned model that is sure of most tokens, where an engine's log-softmax has a coarser last digit.
+
+    fault: nats by which the engine is off on every token, up or down.
+    """
+    generator = np.random.default_rng(seed)
+    sequences = Sequences.of_lengths(generator.integers(20, 60, 24))
+    size = sequences.num_tokens
+    is_sure = generator.random(size) < 0.7
+    exact = np.where(is_sure, -(10.0 ** generator.uniform(-9, -5, size)), -generator.exponential(2.0, size))
+    sensitivity = AMPLIFIED_NATS * generator.lognormal(0, 1.2, size) * -np.expm1(exact)
+
+    def computed(digit: float) -> Floats:
+        errors = sensitivity * generator.normal(size=size) + digit * np.round(generator.normal(size=size))
+        return np.asarray(exact + errors, dtype=np.float64)
+
+    log_ref, log_pi = (np.minimum(computed(6e-8), 0.0).astype(np.float32) for _ in range(2))
+    log_mu = np.minimum(computed(2e-6) + fault * generator.choice([-1, 1], size=size), 0.0).astype(np.float32)
+    pair = TokenPair(sequences, log_pi, log_mu, log_ref, log_ref_fp32=log_ref, log_ref_fp64=exact)
+    floor = 1.4 * float(np.sqrt(np.mean((log_ref - exact) ** 2)))
+    return Disagreement(pair, Dtype.FP32, Dtype.FP32, floor=floor, conditioning=conditioning(pair, 0.95))
+
+
+def test_the_last_digit_of_sure_tokens_is_no_bug() -> None:
+    pairs = [of_sure_tokens(seed=seed) for seed in range(20)]
+    assert not any(exact_pair_agrees(pair) for pair in pairs)
+    assert {exact_outcome(pair) for pair in pairs} == {"rounding"}
+    assert {exact_outcome(of_sure_tokens(seed=seed, fault=1e-3)) for seed in range(20)} == {"differs"}
+
+
+def test_few_prompts_excuse_nothing_where_fp32_computes_the_model() -> None:
+    """The interval of two prompts reaches down to nothing where one of them has all of the fault."""
+    faulty = [ill_conditioned(seed=seed, scale=1e-6, num_sequences=2, fault=in_one_response(0.01)) for seed in range(9)]
+    assert {exact_outcome(pair) for pair in faulty} == {"differs"}
+    sound = [ill_conditioned(seed=seed, num_sequences=2) for seed in range(9)]
+    assert "differs" not in {exact_outcome(pair) for pair in sound}
+
+
+def test_the_wider_bound_of_agreement_excuses_no_fault_beyond_rounding() -> None:
+    """FP32 is 2e-5 to 5e-5 nats from FP64 here, and a pair agrees up to 6e-4 nats by its size."""
+    for scale in (1.5e-5, 3e-5):
+        faulty = [ill_conditioned(seed=seed, scale=scale, fault=everywhere(6e-4)) for seed in range(9)]
+        assert all(exact_pair_agrees(pair) for pair in faulty)
+        assert {exact_outcome(pair) for pair in faulty} == {"differs"}
+    sound = [ill_conditioned(seed=seed, scale=6e-5) for seed in range(9)]
+    assert all(pair.pair.abs_diff.mean() > FP32_AGREES_NATS for pair in sound)
+    assert {exact_outcome(pair) for pair in sound} == {"agrees"}
 
 
 @pytest.mark.parametrize("num_sequences", [6, 24])
