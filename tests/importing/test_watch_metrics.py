@@ -188,14 +188,14 @@ def started(path: Path, *words: object) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_a_first_line_that_is_half_written_is_waited_for(tmp_path: Path) -> None:
-    path, whole = tmp_path / "metrics.jsonl", line(0, rollout_corr__k3_kl=0.001) + b"\n"
-    path.write_bytes(whole[:25])
+    path, first = tmp_path / "metrics.jsonl", line(0, rollout_corr__k3_kl=0.001) + b"\n"
+    path.write_bytes(first[:25])
     process = started(path, "--idle", 4)
     assert process.stderr is not None
     waiting = next(words for words in process.stderr if words.startswith("waiting: "))
     assert "malformed JSON" in waiting
     with path.open("ab") as file:
-        file.write(whole[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n")
+        file.write(first[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n")
     out, messages = process.communicate(timeout=60)
     assert [step.step for step in WatchRecord.model_validate_json(out).steps][:1] == [0], messages
 
