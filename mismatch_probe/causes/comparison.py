@@ -148,12 +148,14 @@ class Code(Catalogued):
     )
     TEMPERATURE = Mismatch(
         "The two sides use different temperatures: the training path's is {ratio:.4g} times the engine's.",
-        "Divide the training path's logits by the sampling temperature, or take processed log-probs from the engine "
-        "(vLLM: logprobs_mode=processed_logprobs).",
+        "See at which temperature the engine really samples (the request, its generation_config), divide the training "
+        "path's logits by that one, and take processed log-probs from the engine (vLLM: "
+        "logprobs_mode=processed_logprobs).",
         name="temperature",
         seen_in=ARRAYS | SETTINGS | PASSES | SUMS,
         in_short="Use one temperature",
-        in_a_log="Divide the logits of both sides by the same temperature; look at the generation_config, too.",
+        in_a_log="Set that side to the temperature that the log declares, or declare the one that it uses; look at the "
+        "generation_config, too.",
         variants={
             "sampler": Words(
                 "The engine does not sample from the distribution whose log-probs both sides give, but from a "

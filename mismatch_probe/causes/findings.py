@@ -151,6 +151,12 @@ class LogCode(Catalogued):
         "the completion of the turn before{anew}",
         name="turns",
         level=Level.NOTE,
+        variants={
+            "none": Words(
+                "trajectories of several turns: {trajectories}; no turn follows from another, so that none can be "
+                "compared with the turn before{anew}"
+            )
+        },
     )
     TURNS_BROKEN = OfLog(
         "{broken} of {total} turns after the first ({share}), in {trajectories} of {all_trajectories} trajectories, do "
@@ -205,6 +211,7 @@ class LogCode(Catalogued):
         "their token",
         name="kept_sets",
         level=Level.NOTE,
+        variants={"none": Words("the log has a column of sets that tokens were drawn from, and no token has one")},
     )
     KEPT_SETS_BROKEN = OfLog(
         "the sets that tokens were drawn from do not hold their token in {number} of {total} places ({share}){late}, "

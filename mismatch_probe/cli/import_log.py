@@ -241,7 +241,7 @@ def _with_checkpoint(
     try:
         explanation, report = explain_import(run, model, step)
     except (KeyboardInterrupt, MismatchProbeError) as error:
-        of_step = () if step is None or isinstance(error, UsageError) else ("--step", step)
+        of_step = () if step is None or "--step" in str(error) else ("--step", step)
         is_of_model = isinstance(error, UsageError) and "--model" in str(error)
         checkpoint = "CHECKPOINT" if is_of_model else model["model"].get("path")
         go_on = command_line("explain", run.path, "--model", checkpoint, *of_step)

@@ -75,7 +75,7 @@ def _basis_lines(result: GateResult) -> list[str]:
     is_file = not result.gate_file.startswith("preset ")
     lines = [f"run {result.run}, {'gate file ' if is_file else ''}{result.gate_file}"]
     if result.model is not None:
-        lines.append(f"model {result.model}, fingerprint {result.model_fingerprint}")
+        lines.append(f"model {result.model}, fingerprint {result.model_fingerprint or 'not known'}")
     if result.baseline is not None:
         lines.append(f"baseline {result.baseline}")
     look = result.look

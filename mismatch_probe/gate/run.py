@@ -227,7 +227,10 @@ def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str
     next_sequences, settings = decision.look.next_sequences, run.manifest.settings
     assert next_sequences is not None
     if run.manifest.log is not None:
-        return f"the next look is at {next_sequences} sequences: import a log with as many"
+        return (
+            f"the next look is at {next_sequences} sequences, and a pass needs {gate.settings.min_prompts} prompts: "
+            "import a log with as many"
+        )
     num_prompts = gate.settings.prompts_for(next_sequences, settings.sampling.samples_per_prompt)
     return (
         f"the next look is at {next_sequences} sequences, which takes {num_prompts} prompts of "
@@ -284,8 +287,8 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
             notes.append("growth of the KL over the steps was not judged: one step, or too few responses to show one")
     if gate.checks and not any(check.metric in _KL_METRICS for check in gate.checks):
         notes.append(
-            f"{KL_LIMIT_NAME}, which the run's headline names, is one on the KL ({KL_LIMIT:g} nats a token): this gate "
-            "does not judge the KL, and its limits are those of the table"
+            f"{KL_LIMIT_NAME}, by which pages and headlines judge, is one on the KL ({KL_LIMIT:g} nats a token): this "
+            "gate does not judge the KL, and its limits are those of the table"
         )
     if baseline is not None:
         notes += unchecked_facts(run.identity, baseline.identity, "the baseline")

@@ -333,6 +333,8 @@ def _require_usable_log(log: Log, census: Census, columns: Columns, findings: Se
     if not census.num_responses:
         raise UsageError(f"{log.source} holds no response, so there is nothing to import; give a log of {log.format}")
     if not census.num_sampled_tokens:
+        if not census.num_tokens:
+            raise UsageError(f"the responses of {log.source} are all empty, so there is nothing to compare")
         raise UsageError(
             f"{log.source} marks no token as sampled by the policy, so there is nothing to compare; fix its mask"
         )

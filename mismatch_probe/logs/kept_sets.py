@@ -115,6 +115,7 @@ class KeptChecks:
             return
         yield LogFinding.of(
             LogCode.KEPT_SETS,
+            "" if reading.num_cut else "none",
             evidence={"coverage": reading.coverage, "agreement": reading.agreement},
             share=write_share(reading.num_cut, reading.num_tokens),
             inside=write_share(reading.num_inside, reading.num_cut) if reading.num_cut else "none",

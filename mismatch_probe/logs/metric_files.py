@@ -155,8 +155,19 @@ def read_metric_log(
 
 
 def may_become_metrics(path: Path) -> bool:
-    """Whether a file without metrics is empty or a text, in which a trainer's first step may still come."""
-    return _kind_of(path) is _CONSOLE
+    """Whether a file without metrics is empty or a text, in which a trainer's first step may still come, or the
+    beginning of a first line of JSON, which its trainer is writing.
+    """
+    kind = _kind_of(path)
+    return kind is _CONSOLE or (kind is _LINES and _is_part_of_a_line(path))
+
+
+def _is_part_of_a_line(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            return not next_line(file, size_of(file)).endswith(b"\n")
+    except (FileNotFoundError, Unreadable):
+        return False
 
 
 def _kind_of(path: Path) -> _Kind | None:

@@ -196,7 +196,8 @@ class TurnChecks:
         reading = self.reading()
         if reading is None:
             return []
-        restarts = f"; {write_many(reading.num_restarts, 'turn')} begin anew" if reading.num_restarts else ""
+        begin = "begins" if reading.num_restarts == 1 else "begin"
+        restarts = f"; {write_many(reading.num_restarts, 'turn')} {begin} anew" if reading.num_restarts else ""
         of_all = {
             "trajectories": reading.num_trajectories,
             "turns": reading.num_turns,
@@ -204,10 +205,9 @@ class TurnChecks:
         }
         total = write_count(reading.num_turns)
         if not reading.num_broken:
-            num_trajectories = write_count(reading.num_trajectories)
-            return [
-                LogFinding.of(LogCode.TURNS, evidence=of_all, total=total, trajectories=num_trajectories, anew=restarts)
-            ]
+            variant, number = "" if reading.num_turns else "none", write_count(reading.num_trajectories)
+            words = LogCode.TURNS.sentence(variant, total=total, trajectories=number, anew=restarts)
+            return [LogFinding(code=LogCode.TURNS, sentence=words, level=LogCode.TURNS.level, evidence=of_all)]
         kinds = sorted(reading.kinds.items(), key=lambda item: -item[1])
         return [
             LogFinding.of(

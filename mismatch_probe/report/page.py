@@ -152,7 +152,7 @@ def run_answer(summary: Summary, manifest: Manifest, documents: Filed = NOTHING_
         steps(summary) if leads else None,
         verdicts(summary),
         *([] if usable is None else [dtypes(usable), *_figures(usable, with_steps=not leads)]),
-        worst(summary, has_text=manifest.model.has_tokenizer),
+        worst(summary, has_text=manifest.model.has_tokenizer, is_import=manifest.log is not None),
         responses(summary),
         *map(findings_section, documents.findings),
         log(manifest),

@@ -344,8 +344,8 @@ def _budget_terms(pair: PairSummary) -> Iterator[tuple[str, str]]:
         return
     yield (
         "Length budget",
-        f"{number} tokens at ESS {law.budget_ess:g}; responses here have {write_token_count(law.median_response)} at "
-        f"the median, {write_token_count(law.measured_up_to)} at most",
+        f"{number} tokens at ESS {law.budget_ess:g}; the responses of this pair have "
+        f"{write_token_count(law.median_response)} at the median, {write_token_count(law.measured_up_to)} at most",
     )
 
 

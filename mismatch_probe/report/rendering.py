@@ -99,6 +99,11 @@ def _compact(script: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
+def _compact_styles(styles: str) -> Markup:
+    """The styles without indentation and the last semicolon of a rule."""
+    return Markup("\n".join(line.strip() for line in styles.splitlines()).replace("; }", " }"))
+
+
 def _digest(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}"
 
@@ -143,7 +148,9 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_inert,
     )
-    environment.filters.update(cell=_cell, visible=_visible, advice=_advice_markup, command=_code)
+    environment.filters.update(
+        styles=_compact_styles, cell=_cell, visible=_visible, advice=_advice_markup, command=_code
+    )
     environment.globals["markers"] = KEY_MARKERS
     environment.tests.update({kind.__name__: _is_named(kind.__name__) for kind in get_args(Block)})
     return environment

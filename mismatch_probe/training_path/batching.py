@@ -118,8 +118,8 @@ def require_scorable(sequence: TokenSequence, vocab_size: int) -> None:
     ids = sequence.prompt_token_ids + sequence.token_ids
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise UsageError(
-            f"sequence {sequence.id} holds a token id outside the model's {vocab_size} embeddings; "
-            "score it with the checkpoint whose tokenizer made it"
+            f"response {sequence.id} holds a token id outside the model's {vocab_size} embeddings; "
+            "give --model the checkpoint whose tokenizer made it"
         )
 
 

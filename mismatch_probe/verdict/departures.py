@@ -110,7 +110,7 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
     if lone > BEYOND_FLOORS and lone * measured.largest_fp32 > SPIKE_NATS:
         return "differs"
     of_bulk = [estimate for name, estimate in times if name != LONE]
-    if any(_is_surely_beyond(estimate) for estimate in of_bulk):
+    if any(_is_surely_beyond(estimate) for estimate in of_bulk) or _is_beyond_the_largest(measured):
         return "differs"
     if any(estimate.value > BEYOND_FLOORS for estimate in of_bulk):
         return "open"
@@ -120,6 +120,17 @@ def exact_outcome(disagreement: Disagreement) -> ExactOutcome:
 def _is_surely_beyond(times: Estimate) -> bool:
     """Whether the interval lies beyond the factor; a value without an interval must lie far beyond it."""
     return times.value > FP32_AGREES_FLOORS if times.low is None else times.low > BEYOND_FLOORS
+
+
+def _is_beyond_the_largest(measured: Conditioning) -> bool:
+    """Whether a side errs on average by more than the factor beyond the largest error of rounding on any token, which
+    needs no interval: that of two prompts is wide.
+    """
+    sides = ((measured.error_pi, measured.times_pi), (measured.error_mu, measured.times_mu))
+    return any(
+        error.value > BEYOND_FLOORS * measured.largest_fp32 and times["mean"].value > FP32_AGREES_FLOORS
+        for error, times in sides
+    )
 
 
 def rounds_by_more(measured: Conditioning | str | None) -> TypeGuard[Conditioning]:

@@ -73,7 +73,7 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     Whether to train in FP16 leads where that was examined, unless a bug, broken data or a growing KL comes first.
     """
     pair = foremost(summary.pairs)
-    text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), _explanation_of(pair, documents)
+    text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), explanation_of(pair, documents)
     if explanation is not None:
         text = text.replace(
             _CHECKPOINT_WOULD_TELL, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, _CHECKPOINT_WOULD_TELL)
@@ -132,7 +132,7 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
     """That of the log's checkpoint or of the inside of both sides; broken data stays what it is."""
     verdict = pair.verdict
     if verdict.kind != "broken":
-        explanation, localization = _explanation_of(pair, documents), localization_of(pair, documents)
+        explanation, localization = explanation_of(pair, documents), localization_of(pair, documents)
         if explanation is not None:
             kl = pair.metrics.get("kl_k3") if _tells_of_all(explanation, pair) else None
             verdict = _with_explanation(verdict, explanation, kl)
@@ -143,7 +143,7 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
     return verdict.model_copy(update={"advice": advice})
 
 
-def _explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explanation | None:
+def explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explanation | None:
     """The gravest of those of a log and of its steps; of a pair whose sampler alone was logged, that of the sampler's
     side where it is a bug. None of any other pair.
     """
@@ -266,7 +266,7 @@ def _sentences_behind(pair: PairSummary, documents: Sequence[Document]) -> list[
     if pair.verdict.kind == "broken":
         return []
     sentences = []
-    explanation = _explanation_of(pair, documents)
+    explanation = explanation_of(pair, documents)
     if explanation is not None and explanation.verdict.kind == "clean":
         of_what = "the log" if explanation.step is None else f"step {explanation.step}"
         sentences.append(f"Both sides of {of_what} are what its checkpoint and settings give (explain).")

@@ -79,6 +79,15 @@ def test_the_interval_of_the_ratio_decides_what_is_said(
     assert ("the interval holds 1" in text) == (ratio[0] <= 1 <= ratio[2])
 
 
+def test_the_number_of_settings_says_of_how_many_changes_or_that_nothing_changed(
+    runs: tuple[RunDirectory, RunDirectory], difference: Difference
+) -> None:
+    assert "of 2 changes in all" in top(render_difference(difference))
+    page = top(render_difference(difference_of(runs[0], runs[0])))
+    assert "nothing changed that the manifests record" in page
+    assert "of 0 changes" not in page
+
+
 def test_both_runs_stand_in_the_figures_with_what_their_points_say(difference: Difference) -> None:
     found = drawings(render_difference(difference))
     lines = [trace for trace in traces(found["plot-position-1"]) if "hovertext" in trace]

@@ -76,7 +76,7 @@ def test_a_gate_that_does_not_judge_the_kl_says_whose_yardstick_is_whose(
     tmp_path: Path, command_line: CommandLine
 ) -> None:
     run = simulated_run(tmp_path / "run", FEW)
-    note = "NeMo-RL's limit, which the run's headline names, is one on the KL (0.001 nats a token)"
+    note = "NeMo-RL's limit, by which pages and headlines judge, is one on the KL (0.001 nats a token)"
     assert note in command_line("gate", run.path, "--config", STARTER).stdout
     of_kl = gate_file(tmp_path, '[gate]\npreset = "nemo-rl"\n')
     assert note not in command_line("gate", run.path, "--config", of_kl).stdout

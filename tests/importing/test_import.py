@@ -337,3 +337,12 @@ def test_a_log_whose_sides_part_once_in_each_chunk_is_named_and_one_that_does_no
             assert verdict.sentence == (
                 "The training path errs once in every 64 places of the context, at 63 from the start of each block."
             )
+
+
+def test_a_log_of_empty_responses_is_refused_as_such(tmp_path: Path) -> None:
+    """And one whose mask is 0 throughout with its mask."""
+    empty = {"prompt_token_ids": [1, 2], "token_ids": [], "logprobs": [], "train_logprobs": []}
+    for lines, words in (([empty] * 3, "are all empty"), (rows(mask=[False] * 30), "fix its mask")):
+        source = write(tmp_path / "log.jsonl", lines)
+        ended = probe("import", source, "--out", tmp_path / "run", code=ExitCode.USAGE)
+        assert words in ended.stderr

@@ -317,3 +317,13 @@ def test_the_command_that_goes_on_does_not_repeat_a_checkpoint_that_cannot_be_us
     ended = probe("import", log, "--model", given_model, *words, "--out", tmp_path / "run", code=ExitCode.USAGE)
     expected = given_model if word == "MODEL" else word
     assert f"    mismatch-probe explain {tmp_path / 'run'} --model {expected}\n" in ended.stderr
+
+
+def test_the_command_that_goes_on_keeps_the_step_and_names_no_checkpoint_that_does_not_fit_the_log(
+    model: Path, tmp_path: Path
+) -> None:
+    lines = [{"prompt_token_ids": [1, 2], "token_ids": [10**6], "logprobs": [-1.0], "step": step} for step in (1, 2)]
+    log, run = write(tmp_path / "log.jsonl", lines), tmp_path / "run"
+    ended = probe("import", log, "--model", model, "--step", 2, "--out", run, code=ExitCode.USAGE)
+    assert f"    mismatch-probe explain {run} --model CHECKPOINT --step 2\n" in ended.stderr
+    assert "give --model the checkpoint whose tokenizer made it" in ended.stderr

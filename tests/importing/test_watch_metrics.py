@@ -187,6 +187,31 @@ def started(path: Path, *words: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+def test_a_first_line_that_is_half_written_is_waited_for(tmp_path: Path) -> None:
+    path, first = tmp_path / "metrics.jsonl", line(0, rollout_corr__k3_kl=0.001) + b"\n"
+    path.write_bytes(first[:25])
+    process = started(path, "--idle", 4)
+    assert process.stderr is not None
+    waiting = next(words for words in process.stderr if words.startswith("waiting: "))
+    assert "malformed JSON" in waiting
+    with path.open("ab") as file:
+        file.write(first[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n")
+    out, messages = process.communicate(timeout=60)
+    assert [step.step for step in WatchRecord.model_validate_json(out).steps][:1] == [0], messages
+
+
+@pytest.mark.slow
+def test_a_first_line_that_is_broken_is_refused(tmp_path: Path) -> None:
+    """Whole lines come after it, so nobody is writing it any more."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line(0, rollout_corr__k3_kl=0.001)[:25] + b"\n" + line(1, rollout_corr__k3_kl=0.001) + b"\n")
+    process = started(path, "--idle", 30)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.USAGE
+    assert "malformed JSON" in messages
+
+
+@pytest.mark.slow
 def test_a_watch_that_was_interrupted_judges_alike_when_it_is_started_again(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_bytes((DATA / "prime_rl.log").read_bytes())

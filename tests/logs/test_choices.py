@@ -8,6 +8,7 @@ import pytest
 
 from mismatch_probe.logs import LogChecks
 from mismatch_probe.logs.choices import ChoiceChecks, ExpertLayout
+from mismatch_probe.logs.kept_sets import KeptChecks
 from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.records.sequences import KeptSets, LoggedResponse
 from tests.logs.choices import NUM_EXPERTS, shifted_rows, shifted_sets, with_experts, with_sets
@@ -217,3 +218,12 @@ def test_sets_that_are_fewer_than_the_tokens_are_named() -> None:
     assert kept is not None
     log[0] = replace(log[0], kept=KeptSets(kept.ids, kept.ends[:-1]))
     assert "line 1" in findings_of(log)["kept_sets_broken"].sentence
+
+
+def test_a_column_of_empty_sets_is_called_that():
+    checks = KeptChecks()
+    for response in with_sets(1, responses=3):
+        size = response.token_ids.size
+        checks.add(replace(response, kept=KeptSets(np.zeros(0, np.int32), np.zeros(size, np.int64))))
+    [finding] = checks.findings()
+    assert finding.sentence == "the log has a column of sets that tokens were drawn from, and no token has one"

@@ -36,6 +36,17 @@ def test_a_break_is_named_at_three_strengths(kind, fault, num_broken):
     assert finding.code == LogCode.TURNS_BROKEN
 
 
+def test_turns_that_follow_from_no_other_are_not_said_to_begin_with_one():
+    checks = TurnChecks(None)
+    for number in range(2):
+        response = responses(conversation(number), "t")[0]
+        checks.add(response)
+    [finding] = checks.findings()
+    assert finding.code == LogCode.TURNS
+    assert "no turn follows from another" in finding.sentence
+    assert finding.sentence.endswith("; 1 turn begins anew")
+
+
 def test_clean_turns_accuse_nobody():
     checks = checks_of([conversation(number) for number in range(40)])
     assert checks.reading().num_broken == 0

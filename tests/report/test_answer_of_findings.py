@@ -89,7 +89,10 @@ def test_a_departure_that_explain_names_is_the_bug() -> None:
     sentence = headline(judged(OPEN), explanation(HOT))
     assert sentence.startswith("Bug: the engine's side (mu) departs from its declared settings: temperature 1.3.")
     assert sentence.endswith("That is what explain found with the checkpoint.")
-    tiles = compare_answer(with_findings(judged(OPEN), [explanation(HOT)])).tiles
+    known = with_findings(judged(OPEN), [explanation(HOT)])
+    tiles = compare_answer(known, [explanation(HOT)]).tiles
+    assert tiles[1].note == "found by explain, with the checkpoint"
+    assert compare_answer(known).tiles[1].note == "seen in BF16"
     assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
 
 

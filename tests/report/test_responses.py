@@ -8,7 +8,8 @@ import pytest
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import PairSummary, ResponseTokens, Summary
 from mismatch_probe.report.page import render_html
-from mismatch_probe.report.sections.responses import windows
+from mismatch_probe.report.sections.responses import windows, worst
+from mismatch_probe.report.view import Note
 from tests.report import samples
 
 BF16: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
@@ -49,6 +50,15 @@ def section(page: str) -> str:
     found = re.search(r'<section id="responses".*?</section>', page, re.S)
     assert found is not None
     return found[0]
+
+
+def test_tokens_without_text_have_the_reason_that_is_true_of_the_run() -> None:
+    summary = samples.undrawn(samples.summary(BF16))
+    notes = [worst(summary, has_text=False, is_import=is_import).blocks[0] for is_import in (False, True)]
+    assert [note.text.partition(",")[0] for note in notes if isinstance(note, Note)] == [
+        "The checkpoint has no tokenizer",
+        "The import was given no tokenizer",
+    ]
 
 
 def test_a_token_is_coloured_by_sign_and_size_of_its_deviation() -> None:

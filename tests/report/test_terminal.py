@@ -162,7 +162,9 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     print_answer(answer_on_screen(summary, tmp_path), console)
     before = out.getvalue()
     assert "% of NeMo-RL's limit" in before.splitlines()[0]
-    assert re.search(r"Length budget +\S+ \[.*\] tokens at ESS 0.5; responses here have .* at the median", before)
+    assert re.search(
+        r"Length budget +\S+ \[.*\] tokens at ESS 0.5; the responses of this pair have .* at the median", before
+    )
     assert re.search(
         r"Who errs +the error against the reference is .*: the training path causes \d+ % of it, the",
         before,

@@ -101,6 +101,17 @@ def test_few_prompts_excuse_nothing_where_fp32_computes_the_model() -> None:
     assert "differs" not in {exact_outcome(pair) for pair in sound}
 
 
+def test_a_mean_beyond_the_largest_error_of_rounding_is_a_bug_with_two_prompts_too() -> None:
+    """FP32 is 3e-5 nats from FP64 here, as on Gemma 3."""
+    faults = [in_one_response(0.02), everywhere(0.02)]
+    faulty = [
+        ill_conditioned(seed=seed, scale=2e-5, num_sequences=2, fault=each) for seed in range(9) for each in faults
+    ]
+    assert {exact_outcome(pair) for pair in faulty} == {"differs"}
+    sound = [ill_conditioned(seed=seed, scale=scale, num_sequences=2) for seed in range(99) for scale in (2e-5, 3e-3)]
+    assert "differs" not in {exact_outcome(pair) for pair in sound}
+
+
 def test_the_wider_bound_of_agreement_excuses_no_fault_beyond_rounding() -> None:
     """FP32 is 2e-5 to 5e-5 nats from FP64 here, and a pair agrees up to 6e-4 nats by its size."""
     for scale in (1.5e-5, 3e-5):

@@ -173,7 +173,7 @@ _FEW: Final = 0.05
 _MOST: Final = 0.7
 _ENOUGH_SURE: Final = 100
 _IMPROBABLE_ZEROS_NATS: Final = 18.0
-"""-log p; of 204 sound logs drawn from two models the largest had 2.4."""
+"""-log p; of 102 sound logs of two models none had 0.1, of 21 whose mask takes in several tokens 19 had more."""
 _IMPOSSIBLE_NATS: Final = 20.0
 _UNLIKELY_NATS_A_TOKEN: Final = 1.5
 _FEWEST_DIFFERENT: Final = 4

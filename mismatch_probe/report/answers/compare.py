@@ -24,7 +24,7 @@ from mismatch_probe.notation import (
     write_token_count,
 )
 from mismatch_probe.records.files import EVALUATION, JOINED_FOLDER
-from mismatch_probe.records.findings import Document, Localization, Suspect
+from mismatch_probe.records.findings import Document, Suspect
 from mismatch_probe.records.manifest import LogOrigin, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, SettingsContrast, Summary, Verdict
@@ -48,7 +48,7 @@ from mismatch_probe.report.sections.overview import overview_figure
 from mismatch_probe.report.sections.steps import steps_on_screen
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.stats.results import StepGrowth
-from mismatch_probe.verdict.findings import headline_of, headroom_words, localization_of, with_findings
+from mismatch_probe.verdict.findings import explanation_of, headline_of, headroom_words, localization_of, with_findings
 from mismatch_probe.verdict.headline import (
     GO_ON,
     KL_LIMIT,
@@ -254,11 +254,11 @@ def compare_tiles(summary: Summary, documents: Sequence[Document] = ()) -> list[
             return [*_growth_tiles(pair.growth), *_next_step_tiles(summary, pair, documents)]
         return [
             *_growth_tiles(pair.growth),
-            _cause(summary, pair, localization_of(pair, documents)),
+            _cause(summary, pair, documents),
             _fix(summary, pair),
         ]
     if kind == "bug":
-        return [_kl_tile(pair), _cause(summary, pair, localization_of(pair, documents)), _fix(summary, pair)]
+        return [_kl_tile(pair), _cause(summary, pair, documents), _fix(summary, pair)]
     if pair.verdict.code == Code.SETTINGS and pair.settings_contrast is not None:
         return [_kl_tile(pair), *_settings_tiles(pair.settings_contrast), *_budget_tiles(pair)]
     return [_kl_tile(pair), *_budget_tiles(pair), *_next_step_tiles(summary, pair, documents)]
@@ -307,7 +307,7 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     times = shown_number(tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
-    note = f"{factor} times the median response here, {write_token_count(median)} tokens"
+    note = f"{factor} times its median response, {write_token_count(median)} tokens"
     return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{number} tokens", note)]
 
 
@@ -332,8 +332,8 @@ def _next_step_tiles(summary: Summary, pair: PairSummary, documents: Sequence[Do
     return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
 
 
-def _cause(summary: Summary, pair: PairSummary, localization: Localization | None) -> Tile:
-    code = pair.verdict.code
+def _cause(summary: Summary, pair: PairSummary, documents: Sequence[Document]) -> Tile:
+    code, localization = pair.verdict.code, localization_of(pair, documents)
     if code == Code.UNEXPLAINED and localization is not None and localization.suspects:
         suspect = localization.suspects[0]
         return Tile("Place", suspect.place, _where(suspect))
@@ -342,6 +342,9 @@ def _cause(summary: Summary, pair: PairSummary, localization: Localization | Non
     where = _compare_pairs(alike, len(summary.pairs))
     others = "; other pairs have other causes" if len(alike) < len(bugs) else ""
     name = "Not known yet" if code in _NOT_NAMED else code.replace("_", " ").capitalize()
+    explanation = explanation_of(pair, documents)
+    if explanation is not None and (explanation.verdict.kind, explanation.verdict.code) == ("bug", code):
+        return Tile("Cause", name, f"found by explain, with the checkpoint{others}")
     return Tile("Cause", name, f"seen in {where}{others}")
 
 

@@ -220,6 +220,10 @@ def _left_out(changes: Sequence[ChangeInStages]) -> str:
     return f"Read from the manifests of both runs; when and where they were made is left out.{rest}"
 
 
+def _of_all_changes(number: int) -> str:
+    return f"of {write_many(number, 'change')} in all" if number else "nothing changed that the manifests record"
+
+
 def _diff_tiles(pair: PairDifference, changes: Sequence[ChangeInStages]) -> list[Tile]:
     metric, is_paired = pair.metrics["abs_logprob_diff"], pair.comparison == "paired"
     ratio = write_estimate(metric.ratio)
@@ -227,7 +231,7 @@ def _diff_tiles(pair: PairDifference, changes: Sequence[ChangeInStages]) -> list
     settings = sum(change.kind == "settings" for change, _ in changes)
     return [
         Tile(f"{_label_of_difference(pair)}: mean |d|, second / first", ratio.value, _reading_of_metric(metric)),
-        Tile("Settings that changed", write_count(settings), f"of {write_count(len(changes))} changes in all"),
+        Tile("Settings that changed", write_count(settings), _of_all_changes(len(changes))),
         Tile(
             "Responses with the same token ids",
             same,

@@ -18,7 +18,12 @@ _AT_ONCE = 5
 _CONTEXT_CHARACTERS = 80
 _WORST_TOKEN_CHARACTERS = 60
 _WORST_ID_CHARACTERS = 48
-_NO_TEXT = "The checkpoint has no tokenizer, so prompts and tokens have no text: each token is shown by its id."
+_NO_TEXT: Final = "so prompts and tokens have no text: each token is shown by its id."
+_WHY_NO_TEXT: Final = {
+    True: f"The import was given no tokenizer, {_NO_TEXT} `import --tokenizer` or `--model` shows the text.",
+    False: f"The checkpoint has no tokenizer, {_NO_TEXT}",
+}
+"""By whether the run is an import."""
 _MOST_TOKENS: Final = 2400
 _FEWEST_A_PAIR: Final = 64
 _LONGEST: Final = 256
@@ -74,9 +79,9 @@ def _diffs(response: ResponseTokens) -> list[float | None]:
     ]
 
 
-def worst(summary: Summary, *, has_text: bool = True) -> Section:
-    """`has_text`: whether the checkpoint has a tokenizer, by which tokens have a text."""
-    blocks: list[Block] = [] if has_text else [Note(_NO_TEXT)]
+def worst(summary: Summary, *, has_text: bool = True, is_import: bool = False) -> Section:
+    """`has_text`: whether the run has a tokenizer, by which tokens have a text."""
+    blocks: list[Block] = [] if has_text else [Note(_WHY_NO_TEXT[is_import])]
     most = most_tokens(summary)
     blocks += [block for pair in summary.pairs for block in _tables(pair, most, windows(summary, pair))]
     return Section(
