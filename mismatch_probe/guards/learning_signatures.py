@@ -4,6 +4,7 @@ import math
 import statistics
 
 from mismatch_probe.causes.training import EndCause
+from mismatch_probe.guards.actions import ActionKind
 from mismatch_probe.guards.diagnosis import ENDINGS, Diagnosis, GuardEvent, Window
 from mismatch_probe.guards.recovery import policy_is_calm
 from mismatch_probe.guards.rewards import REPEATS, RETURNED, reward_jump
@@ -204,7 +205,12 @@ def flat_rewards(window: Window) -> Diagnosis | None:
 
 @ENDINGS.of(EndCause.TRUNCATED)
 def truncated_responses(window: Window) -> Diagnosis | None:
-    """Responses that are cut off score alike, so that nothing is learnt."""
+    """Responses that are cut off score alike, so that nothing is learnt; no reason of a stop that a guard on the
+    mismatch asked for.
+    """
+    stops = [event.metric for event in window.events if any(action.kind == ActionKind.STOP for action in event.actions)]
+    if any(metric.startswith(("mismatch/", "sync/")) for metric in stops):
+        return None
     recent = sorted(window.history)[-_CUT_STEPS:]
     shares = [window.history[step].get("response/truncated_share", 0.0) for step in recent]
     norms = [window.history[step].get("optim/grad_norm", math.nan) for step in recent]

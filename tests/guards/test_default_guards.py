@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.causes.training import EndCause
-from mismatch_probe.guards.actions import ActionKind
+from mismatch_probe.guards.actions import Action, ActionKind
 from mismatch_probe.guards.batch import Batch
 from mismatch_probe.guards.book import GuardBook
 from mismatch_probe.guards.diagnose import diagnose
@@ -129,6 +129,13 @@ def test_responses_that_are_all_cut_and_teach_nothing_are_warned_of_and_then_sto
     found = diagnose(history, [])
     assert found.cause is EndCause.TRUNCATED
     assert "--max-new-tokens" in str(found)
+    stop = Action(ActionKind.STOP)
+    of_mismatch, of_learning = (
+        GuardEvent(12, name, "limit", metric, 1.0, 0.1, 1, (stop,), "it stopped")
+        for name, metric in (("mismatch-limit", "mismatch/kl_k3"), ("truncated", "optim/grad_norm"))
+    )
+    assert diagnose(history, [of_learning]).cause is EndCause.TRUNCATED
+    assert diagnose(history, [of_learning, of_mismatch]).cause is not EndCause.TRUNCATED
 
 
 def test_few_responses_that_end_change_nothing_where_none_teaches_anything() -> None:
