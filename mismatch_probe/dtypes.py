@@ -109,6 +109,8 @@ COARSE: Final = tuple(dtype for dtype in Dtype if dtype.rounds_coarsely)
 """Formats whose rounding is visible against FP32's."""
 COARSEST_FIRST: Final = sorted(COARSE, key=lambda dtype: dtype.significand_bits)
 """A number that is exact in BF16 and not too small for FP16 is exact in FP16 too."""
+REFERENCE_DTYPES: Final = tuple(dtype for dtype in Dtype if dtype.can_be_reference)
+"""Formats in which a reference can be computed, the finest first."""
 COMPUTED_IN: Final = tuple(dtype for dtype in Dtype if dtype.is_computed_in)
 """Formats that a side can be asked to compute in."""
 

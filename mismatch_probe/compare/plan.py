@@ -32,7 +32,7 @@ from mismatch_probe.compare.stages import (
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import REFERENCE_DTYPES
 from mismatch_probe.errors import UsageError
 from mismatch_probe.provenance.environment import sequence_seed
 from mismatch_probe.records.manifest import Manifest
@@ -146,7 +146,7 @@ def _rounding_stages(settings: CompareSettings, names: Sequence[str]) -> Iterato
             continue
         firsts.append(pi)
         engines = [settings.mu(infer) for train, infer in settings.pairs if settings.pi(train).has_weights_of(pi)]
-        for dtype in (Dtype.FP32, Dtype.FP64):
+        for dtype in reversed(REFERENCE_DTYPES):
             yield ScoreStage(settings.reference_in(dtype, pi), _sampler_names(engines))
 
 

@@ -23,7 +23,7 @@ from mismatch_probe.compare.subsamples import measured_repeats
 from mismatch_probe.compare.verdict_input import settings_of_reference
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import REFERENCE_DTYPES
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.records.digests import seals_prompts
 from mismatch_probe.records.legs import Legs, read_prompts, require_own_rollouts
@@ -93,7 +93,7 @@ class RunReader:
             if mu.has_weights_of(pi):
                 optional["ref_rounded_mu"] = self._rounded_reference_leg(reference, pi, mu)
         if any(pi.has_weights_of(settings.pi(name)) for name in self._manifest.rounding_checks):
-            optional |= {f"ref_{dtype}": settings.reference_in(dtype, pi).leg() for dtype in (Dtype.FP32, Dtype.FP64)}
+            optional |= {f"ref_{dtype}": settings.reference_in(dtype, pi).leg() for dtype in REFERENCE_DTYPES}
         return legs | {role: name for role, name in optional.items() if self._legs.path(name).exists()}
 
     def _with_repeats(self, pi: Side, mu: Side, data: PairData, keys: list[int]) -> PairData:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.config.comparison import CompareSettings, PairName
 from mismatch_probe.config.sides import Side
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import REFERENCE_DTYPES, Dtype
 from mismatch_probe.errors import BrokenRecord
 from mismatch_probe.provenance.stored_tensors import adapter_key
 from mismatch_probe.records.manifest import Manifest
@@ -320,6 +320,6 @@ def _conditioning(manifest: Manifest, name: PairName, pair: TokenPair) -> Condit
     if not any(pi.has_weights_of(settings.pi(check)) for check in manifest.rounding_checks):
         return None
     measured = conditioning(pair, settings.confidence)
-    stages = (settings.reference_in(dtype, pi).stage("score") for dtype in (Dtype.FP64, Dtype.FP32))
+    stages = (settings.reference_in(dtype, pi).stage("score") for dtype in REFERENCE_DTYPES)
     notes = [manifest.stages[stage].note for stage in stages if stage in manifest.stages]
     return measured or next(filter(None, notes), "it was not computed")

@@ -81,11 +81,12 @@ class EngineProbes:
     """Of the last one whose answer was not stale."""
     canary_k3: float | None = None
 
-    def take(self, probe: Probe) -> Metrics:
+    def take(self, probe: Probe, *, may_be_stale: bool = True) -> Metrics:
         """Metrics of a probe after the weights were sent.
 
         `sync/engine_unchanged` is 1 where the engine answers bit for bit as it did before, although pi has moved since,
         and moved away from it: where pi is back at the engine, it was pi's scores that were wrong before.
+        may_be_stale: False where the weights sent are those of the last answer that was not stale.
         `sync/probe_k3` is KL(mu, pi) in nats a token on the probe (k3 estimator), with its ratio to the first probe's,
         and `sync/probe_logit_error` what it takes of logits. `update/policy_shift_k3` is the KL between pi before and
         after the last update, and `update/policy_shift_farthest` what the farthest tenth of the tokens makes of that.
@@ -101,7 +102,7 @@ class EngineProbes:
         canary_k3 = math.nan if self.canary_k3 is None else self.canary_k3
         shift = k3(log_pi - last_verified[0])
         is_apart = shift > _MOVED * canary_k3 and probe_k3 > _LEFT_BEHIND * shift
-        is_stale = bool(is_apart and np.array_equal(log_mu, last_verified[1]))
+        is_stale = bool(may_be_stale and is_apart and np.array_equal(log_mu, last_verified[1]))
         self.last, self.verified = columns, last_verified if is_stale else columns
         return {
             "sync/engine_unchanged": float(is_stale),

@@ -205,6 +205,8 @@ class WeightSync:
         self._probe = list(probe)
         self._draws = draws
         self._sent_digests: dict[str, int] = {}
+        self._verified_digests: dict[str, int] = {}
+        """Of the weights behind the engine's last answer that was not stale."""
         self._probes = EngineProbes()
         self._sends = 0
         self.sent_digest_seconds = self.held_digest_seconds = 0.0
@@ -240,7 +242,10 @@ class WeightSync:
         movement of the policy is the average over the sends since the last `verify`.
         """
         log_pi = self._probe_log_pi()
-        metrics = self._probes.take(Probe(log_pi, self._probe_log_mu(log_pi.size)))
+        probe = Probe(log_pi, self._probe_log_mu(log_pi.size))
+        metrics = self._probes.take(probe, may_be_stale=self._sent_digests != self._verified_digests)
+        if not metrics["sync/engine_unchanged"]:
+            self._verified_digests = self._sent_digests
         if not self._engine.scores_given_tokens:
             metrics = {name: value for name, value in metrics.items() if not name.startswith("sync/")}
         for name in (SHIFT, SHIFT_FARTHEST):

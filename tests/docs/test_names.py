@@ -41,7 +41,7 @@ OF_OTHERS = {
         "node_rank",
         "master_addr",
     },
-    "SGLang": {"launch_server"},
+    "SGLang": {"launch_server", "return_meta_info"},
     "OpenSSL": {"SSL_CERT_FILE"},
     "Ray": {"RAY_ADDRESS"},
     "a row's id": {"PROMPT_ID"},

@@ -144,7 +144,7 @@ def test_what_a_caption_says_of_a_logarithmic_axis_goes_with_it(report: Tab) -> 
     assert "equal factors" in report.run(caption)
     report.run("document.querySelector('#overview-kl .scale').click()")
     assert "equal factors" not in report.run(caption)
-    assert "The dotted line is the band" in report.run(caption)
+    assert "The dotted line is NeMo-RL's limit" in report.run(caption)
     report.run("document.querySelector('#overview-kl .scale').click()")
 
 

@@ -78,6 +78,25 @@ def test_weights_that_did_not_change_are_no_sign_of_a_stale_engine(llama: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moves_weights", [False, True])
+def test_an_engine_is_stale_by_weights_that_moved_and_not_by_scores_of_pi_that_did(
+    llama: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch, moves_weights: bool
+) -> None:
+    """As where the training path begins to score labels shifted by one, and no reward moves a weight."""
+    policy, engine, sync = make_sync(llama, rollouts)
+    sync()
+    if moves_weights:
+        engine.faults.add("ignores_weights")
+        move(policy, 1e-4)
+    true_scores = sync._probe_log_pi
+    monkeypatch.setattr(sync, "_probe_log_pi", lambda: np.roll(true_scores(), 1))
+    for _ in range(2):
+        found = sync()
+        assert found["sync/probe_k3"] > 1e-2
+        assert found["sync/engine_unchanged"] == moves_weights
+
+
+@pytest.mark.slow
 def test_a_layer_perturbed_in_the_engine_shows_in_the_probe(llama: Path, rollouts: list[Rollout]) -> None:
     _, engine, sync = make_sync(llama, rollouts)
     sync()
