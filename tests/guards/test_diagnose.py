@@ -319,8 +319,7 @@ def test_a_hidden_temperature_is_named_although_a_reward_of_few_responses_halved
         "sync/draw_surprise_mean": [0.05, 0.61, 0.26, -0.11, -0.46, 2.1, 2.19, 1.9, 2.38],
         "sync/draw_surprise_error": [0.41] * 9,
     }
-    found = ending(series)
-    assert found.cause is EndCause.TEMPERATURE
+    assert ending(series).cause is EndCause.TEMPERATURE
     assert ending({**series, "sync/draw_surprise_mean": [0.05, -0.2, 0.3] * 3}).cause is EndCause.LEARNING_RATE
 
 

@@ -91,9 +91,9 @@ def test_an_engine_is_stale_by_weights_that_moved_and_not_by_scores_of_pi_that_d
     true_scores = sync._probe_log_pi
     monkeypatch.setattr(sync, "_probe_log_pi", lambda: np.roll(true_scores(), 1))
     for _ in range(2):
-        found = sync()
-        assert found["sync/probe_k3"] > 1e-2
-        assert found["sync/engine_unchanged"] == moves_weights
+        metrics = sync()
+        assert metrics["sync/probe_k3"] > 1e-2
+        assert metrics["sync/engine_unchanged"] == moves_weights
 
 
 @pytest.mark.slow
