@@ -58,6 +58,8 @@ class Disagreement:
     """Both sides' choice of experts, where it was recorded."""
     conditioning: Conditioning | str | None = None
     """What rounding in FP32 does to the checkpoint, or why that could not be measured; None where nothing asked."""
+    exact_repeat: float | None = None
+    """The median nats between two passes of the training path in FP64 over the same tokens, where a run measured it."""
     rounding: float | None = None
     """The rms of d (nats) that rounding alone gives, where `floor` is the sides' own noise; None: `floor`."""
 
