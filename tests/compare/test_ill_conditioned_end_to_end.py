@@ -1,6 +1,9 @@
 """A checkpoint that FP32 cannot compute, on the real engine: no bug, unless a fault goes beyond FP32's own rounding."""
 
+import os
+import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,11 @@ from mismatch_probe.records.manifest import StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from tests.command_line import FEW, probe
+from tests.compare.test_compare import halting, recorded
+from tests.halts import is_begun, wait_until
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
+from tests.processes import wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +59,11 @@ def amplifying(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(amplifying: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Whose training path scores in several batches."""
     out = tmp_path_factory.mktemp("ill-conditioned") / "run"
-    words = ("--dtype", "bf16", "--dtype", "fp32", "--config", FEW, "--out", out)
+    config = out.with_name("batches.toml")
+    config.write_text("[training]\nbatch_tokens = 128\n" + FEW.read_text())
+    words = ("--dtype", "bf16", "--dtype", "fp32", "--config", config, "--out", out)
     probe("compare", "--model", amplifying, *SMALL, *words, code=ExitCode.PASS)
     return RunDirectory(out)
 
@@ -138,6 +147,27 @@ def test_a_run_that_is_resumed_measures_what_it_lacks_and_no_more(copied: RunDir
     copied.leg_path("ref-fp64").unlink()
     probe("compare", "--out", copied.path, "--resume", code=ExitCode.PASS)
     assert copied.read_summary() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_ends_within_fp64_goes_on_from_its_batches_to_the_same_bytes(
+    copied: RunDirectory, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = recorded(copied.path)
+    without_fp64(copied)
+    copied.summary_path.unlink()
+    others = {leg: leg.stat().st_mtime_ns for leg in (copied.path / "legs").iterdir()}
+    with halting(f"after-part:{FP64_STAGE}", tmp_path, "--out", copied.path, "--resume") as process:
+        wait_until(lambda: is_begun(copied.path, FP64_STAGE), "the first batch in FP64", process)
+        os.kill(process.pid, number)
+        assert process.wait() == (ExitCode.INTERRUPTED if number == signal.SIGINT else -number)
+        wait_until_gone(tmp_path)
+    assert not copied.summary_path.exists()
+    answer = probe("compare", "--out", copied.path, "--resume", code=ExitCode.PASS)
+    assert re.search("the FP64 reference scores the responses, 1 of [2-9] batches recorded", answer.stderr)
+    assert "the FP32 reference scores" not in answer.stderr
+    assert {leg: leg.stat().st_mtime_ns for leg in others} == others, "nothing else is computed again"
+    assert recorded(copied.path) == before
 
 
 def scored_log(run: RunDirectory, model: Path, folder: Path, nats: float) -> RunDirectory:

@@ -143,6 +143,13 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     )
 
 
+def span_of_stages(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Span:
+    """What these stages take, their starts with them; needs a `pace` with a calibration."""
+    forecasts = [each for stage in stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
+    spans = [span for stage in forecasts for span in (stage.start, stage.work) if span is not None]
+    return sum(spans, start=NO_TIME)
+
+
 def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting | None) -> StageForecast | None:
     """None where nothing measured tells how long its work takes."""
     work = work_of(stage, workload)
