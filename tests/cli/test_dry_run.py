@@ -126,7 +126,7 @@ def test_a_check_of_rounding_that_may_come_is_one_sentence_with_its_time_and_mem
     text = shown(outlook(check=RoundingCheck(time=Span.around(120, 2), memory=[memory])))
     size = write_size(available_bytes)
     assert "later: where a pair would be called a bug by its size alone" in text
-    assert f"takes about 2 min (1 to 4) more and at most 2 GiB of {size} (cpu){end}" in text
+    assert f"takes about 2 min (1 to 4) more and at most 2.0 GiB of {size} (cpu){end}" in text
     assert ("which do not suffice" in text) == bool(end)
     assert "WARNING" not in text, "most runs never need it"
     assert "later:" not in shown(outlook())

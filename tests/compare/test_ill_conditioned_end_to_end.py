@@ -220,6 +220,32 @@ def test_where_fp64_fails_the_run_ends_undecided_and_says_why(copied: RunDirecto
     assert execute(copied, lambda event: None) == summary
 
 
+@pytest.mark.parametrize(
+    ("table", "change", "fact"),
+    [("reference", {"by_layer": True}, "by_layer"), ("training", {"ranks": 2}, "ranks")],
+    ids=["layer by layer", "over ranks"],
+)
+def test_fp64_layer_by_layer_and_over_ranks_measures_the_same(
+    copied: RunDirectory, table: str, change: dict[str, Any], fact: str
+) -> None:
+    """On the recorded responses: neither changes what the run would have sampled or scored."""
+    before = judged(copied)["fp32"].conditioning
+    assert before is not None
+    without_fp64(copied)
+    manifest = copied.read_manifest()
+    values = getattr(manifest.settings, table).model_copy(update=change)
+    manifest.settings = manifest.settings.model_copy(update={table: values})
+    copied.write_manifest(manifest)
+    execute(copied, lambda event: None)
+    record = copied.read_manifest().stages[FP64_STAGE]
+    assert record.state == "done", record.note
+    assert record.effective_settings[fact]
+    after = judged(copied)["fp32"].conditioning
+    assert after is not None
+    assert after.error_fp32.value == pytest.approx(before.error_fp32.value, rel=1e-6)
+    assert codes(copied) == dict.fromkeys(("bf16", "fp32"), ("precision", "ill_conditioned"))
+
+
 def test_a_reference_in_fp64_is_used_and_not_computed_twice(amplifying: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ("--dtype", "fp32", "--reference", "fp64", "--config", FEW, "--out", out)
