@@ -73,7 +73,7 @@ def density(z: Floats, centres: Floats, widths: Floats) -> Floats:
     far = (z[:, None] - centres) / widths
     of_all = np.log(np.maximum(np.exp(-np.square(far) / 2) / widths, 1e-300).mean(1))
     tails = np.log(1e-4 / np.ptp(centres)) - np.log1p(np.square(z / (np.ptp(centres) + 1e-12)))
-    return np.logaddexp(of_all, tails)
+    return np.asarray(np.logaddexp(of_all, tails))
 
 
 def tokens(log: Log) -> tuple[Floats, Floats]:
