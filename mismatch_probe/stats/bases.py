@@ -128,6 +128,8 @@ class BaseSums:
     """Sums over log pi and log mu that show whether a side is in another base."""
 
     telling: int = 0
+    alike: int = 0
+    """Of the telling tokens those on which the sides are nearly equal."""
     near: Floats = field(default_factory=lambda: np.zeros((len(_OF_SIDES), 6)))
 
     @classmethod
@@ -140,10 +142,18 @@ class BaseSums:
             is_near = np.abs(log_ratios - math.log(ratio)) <= _NEAR
             x, y = pi[is_near], mu[is_near]
             of_bases.append([x.size, x.sum(), y.sum(), x @ x, x @ y, y @ y])
-        return cls(pi.size, np.asarray(of_bases, dtype=np.float64))
+        num_alike = int((np.abs(log_ratios) <= _NEAR).sum())
+        return cls(pi.size, num_alike, np.asarray(of_bases, dtype=np.float64))
 
     def __add__(self, other: "BaseSums") -> "BaseSums":
-        return BaseSums(self.telling + other.telling, self.near + other.near)
+        return BaseSums(self.telling + other.telling, self.alike + other.alike, self.near + other.near)
+
+    @property
+    def differ(self) -> bool:
+        """Whether the sides are of other distributions: tokens of the one need not be as likely as the other's entropy
+        says.
+        """
+        return self.telling >= _FEWEST_FOR_SIDES and self.alike < _NEAR_SHARE * self.telling
 
     @property
     def base(self) -> OtherBase | None:
