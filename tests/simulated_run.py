@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile, copytree
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -123,6 +124,24 @@ def edit_manifest(run: RunDirectory, change: Callable[[Manifest], None]) -> None
     manifest = run.read_manifest()
     change(manifest)
     run.write_manifest(manifest)
+
+
+def make_ill_conditioned(run: RunDirectory, nats: float = 3e-3) -> None:
+    """Turn a run in FP32 into one whose checkpoint FP32 cannot compute: every leg errs by rounding of this size, and
+    the reference in FP64 does not.
+    """
+    copyfile(run.leg_path("ref-fp32"), run.leg_path("ref-fp64"))
+    for leg in ("ref-fp32", "train-fp32", "infer-fp32-decode"):
+        edit_leg(run, leg, partial(_add_errors, nats, _generator("ill-conditioned", leg)))
+    stages = {"score-ref-fp64": StageRecord(state="done", effective_settings={"dtype": "fp64"})}
+    edit_manifest(run, lambda manifest: manifest.stages.update(stages))
+    edit_manifest(run, lambda manifest: manifest.rounding_checks.append("fp32"))
+    run.write_summary(summarise(run, run.read_manifest()))
+
+
+def _add_errors(nats: float, generator: np.random.Generator, columns: dict[str, Any]) -> None:
+    rows = [np.asarray(row) for row in columns["logprobs"]]
+    columns["logprobs"] = [np.minimum(row + nats * generator.normal(size=row.size), 0.0).tolist() for row in rows]
 
 
 def simulated_prompts(simulation: Simulation) -> list[EncodedPrompt]:

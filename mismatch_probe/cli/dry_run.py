@@ -3,7 +3,7 @@
 from mismatch_probe.ablate.forecast import AblationForecast, VariantForecast
 from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS
 from mismatch_probe.compare.cost.roofline import Span
-from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
+from mismatch_probe.compare.estimates import DryRun, Outlook, RoundingCheck, StageEstimate
 from mismatch_probe.notation import (
     join_names,
     write_about,
@@ -64,7 +64,21 @@ def _lines(plan: DryRun) -> list[str]:
     disk = f"disk: at most {plan.max_disk_bytes / _GIB:.3g} GiB"
     if plan.outlook is None:
         return [f"time and memory: no estimate, {plan.no_outlook_because}", disk]
-    return [*_time(plan.outlook), *_memory(plan.outlook), disk]
+    check = plan.outlook.rounding_check
+    return [*_time(plan.outlook), *_memory(plan.outlook), *([] if check is None else [_check_line(check)]), disk]
+
+
+def _check_line(check: RoundingCheck) -> str:
+    """When the check of rounding comes, and what it takes."""
+    needs = "".join(
+        f" and at most {write_size(memory.peak_bytes)} of {write_size(memory.available_bytes)} ({memory.device})"
+        + ("" if memory.fits else ", which do not suffice: such a pair stays undecided")
+        for memory in check.memory
+    )
+    return (
+        "later: where a pair would be called a bug by its size alone, the same responses are scored in FP64 too, which "
+        f"takes {_about(check.time)} more{needs}"
+    )
 
 
 def _time(outlook: Outlook) -> list[str]:

@@ -332,8 +332,10 @@ def _names_of_parts(stages: Mapping[str, tuple[str, str]]) -> list[str]:
 
 
 def _part_of(job: PlannedJob, stage: Stage) -> str:
-    """Stages that people take for one: those of an engine, of the reference, or of a training side."""
-    if stage.side.role == "mu":
+    """Stages that people take for one: those of an engine, of the reference, or of a training side. What a run scores
+    once its pairs are judged is a part of its own, since parts only go forward.
+    """
+    if stage.side.role == "mu" or job.is_rounding_check:
         return job.name
     return stage.side.role if stage.side.role == "ref" else stage.side.name
 

@@ -173,6 +173,13 @@ def as_prepared(old: Manifest, new: Manifest) -> Manifest:
     )
 
 
+def with_checks_to_repeat(manifest: Manifest) -> Manifest:
+    """The manifest whose checks of rounding that failed are to be tried again: there may be memory for them by now."""
+    checks = [stage.name for job in plan_of(manifest).jobs if job.is_rounding_check for stage in job.stages]
+    failures = [name for name in checks if manifest.stages[name].state == "skipped"]
+    return manifest.model_copy(update={"stages": manifest.stages | {name: StageRecord() for name in failures}})
+
+
 def side_keys(manifest: Manifest) -> dict[str, str]:
     """The content keys of the checkpoints and adapters that single sides load."""
     return {name: key for name, key in manifest.content_keys.items() if name.startswith(_OF_SIDES)}

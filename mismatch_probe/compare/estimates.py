@@ -14,7 +14,7 @@ from mismatch_probe.compare.cost.earlier import (
     expected_workload,
     measure_for,
 )
-from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast
+from mismatch_probe.compare.cost.forecast import Forecast, Starting, forecast, span_of_stages
 from mismatch_probe.compare.cost.headroom import HEADROOM_KINDS, HeadroomForecast, forecast_headroom
 from mismatch_probe.compare.cost.memory import (
     ProcessMemory,
@@ -24,8 +24,8 @@ from mismatch_probe.compare.cost.memory import (
     with_stages_by_layer,
 )
 from mismatch_probe.compare.cost.roofline import Architecture, Calibration, Rates, Span, UnknownArchitecture
-from mismatch_probe.compare.cost.stage_work import ResponseLengths
-from mismatch_probe.compare.plan import make_plan
+from mismatch_probe.compare.cost.stage_work import ResponseLengths, Workload
+from mismatch_probe.compare.plan import Plan, make_plan, rounding_plan
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import (
     MOST_NUMBERS,
@@ -68,6 +68,16 @@ class StageEstimate(BaseModel):
     """Of the weights that it loads."""
 
 
+class RoundingCheck(BaseModel):
+    """What it takes at most to score all rows by the reference in FP32 and in FP64, whichever the run lacks."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    time: Span
+    memory: list[ProcessMemory]
+    """Of each process, one after the other."""
+
+
 class Outlook(BaseModel):
     """A comparison's time and memory, and on what they rest."""
 
@@ -87,6 +97,10 @@ class Outlook(BaseModel):
     """The stages that will hold one layer of the weights at a time, and why."""
     hidden_bytes: int = 0
     """Of the hidden states that are on disk meanwhile, at most."""
+    rounding_check: RoundingCheck | None = None
+    """Of what follows only where a pair would be called a bug by its size alone, in neither `time` nor `memory`; None
+    where the run has it already.
+    """
     headroom: HeadroomForecast | None = None
     """Of the examination for FP16 that follows; None where none was asked for. `time` leaves it out."""
 
@@ -150,10 +164,10 @@ def outlook(
     is then examined for FP16.
     """
     manifest, settings = preparation.manifest, preparation.manifest.settings
-    plan = make_plan(settings)
+    plan, checks = make_plan(settings), rounding_plan(settings)
     architectures = architectures_of(preparation)
     own = architectures[settings.model.path]
-    calibration = measure_for(preparation, own, plan.stages, HEADROOM_KINDS if with_headroom else ())
+    calibration = measure_for(preparation, own, [*plan.stages, *checks.stages], HEADROOM_KINDS if with_headroom else ())
     runs_before = earlier_runs(runs, manifest, own)
     workload = expected_workload(preparation, architectures, runs_before)
     workload = with_stages_by_layer(workload, plan.stages, calibration)
@@ -170,8 +184,23 @@ def outlook(
         time=forecast(stages, workload, pace, starting),
         memory=process_memory(plan, workload, calibration),
         by_layer=stages_by_layer(plan.stages, workload, calibration),
+        rounding_check=_rounding_check(checks, names_done, workload, pace, starting),
         hidden_bytes=int(most_hidden_bytes(at_the_limit, plan.stages)),
         headroom=_headroom(preparation, own, workload.responses, calibration) if with_headroom else None,
+    )
+
+
+def _rounding_check(
+    checks: Plan, names_done: Sequence[str], workload: Workload, pace: Pace, starting: Starting
+) -> RoundingCheck | None:
+    pending = [stage for stage in checks.stages if stage.name not in names_done]
+    if not pending:
+        return None
+    assert pace.calibration is not None
+    workload = with_stages_by_layer(workload, checks.stages, pace.calibration)
+    return RoundingCheck(
+        time=span_of_stages(pending, workload, pace, starting),
+        memory=process_memory(checks, workload, pace.calibration),
     )
 
 

@@ -138,6 +138,12 @@ def make_plan(settings: CompareSettings, rounding_checks: Sequence[str] = ()) ->
     return plan
 
 
+def rounding_plan(settings: CompareSettings) -> Plan:
+    """The jobs that a run gets at most once its pairs are judged, if each of them is called a bug by its size."""
+    plan = make_plan(settings, [pi.name for pi in settings.train_sides])
+    return Plan(tuple(job for job in plan.jobs if job.is_rounding_check))
+
+
 def _rounding_stages(settings: CompareSettings, names: Sequence[str]) -> Iterator[ScoreStage]:
     """The stages of the reference in FP32 and in FP64, on the weights of these training sides and all their pairs."""
     firsts: list[Side] = []

@@ -21,6 +21,7 @@ from mismatch_probe.compare.continuation import (
     pairs_to_add,
     require_same,
     with_added_pairs,
+    with_checks_to_repeat,
     without_side,
 )
 from mismatch_probe.compare.plan import (
@@ -197,14 +198,14 @@ def start_run(
 
 
 def resume_run(path: Path, preparation: Preparation) -> RunDirectory:
-    """Open a run to continue it; pairs of dtypes that it lacks are recorded for addition."""
+    """Open a run to continue it: pairs that it lacks are recorded for addition, checks that failed are tried again."""
     run = RunDirectory(path)
     with run.lock():
         old, new = run.read_manifest(), preparation.manifest
         require_same(path, old, new)
         if run.prompts_path.exists():
             read_prompts(run, old.run_key)
-        old = as_prepared(old, new)
+        old = with_checks_to_repeat(as_prepared(old, new))
         old.continued.append(continuation(old, new))
         old.left_out.update(new.left_out)
         write_prompts(run, old.run_key, preparation.prompts)

@@ -35,8 +35,9 @@ from mismatch_probe.verdict.departures import (
 from mismatch_probe.verdict.preflight.facts import AGREEMENT, Sides, has_experts
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.profile import Disagreement, root_mean_square
-from mismatch_probe.verdict.signatures.weights import floor_with_noise
+from mismatch_probe.verdict.signatures.weights import floor_with_noise, is_no_rounding
 
+NO_REPEAT: Final = "two FP64 passes over the same tokens differ, so that FP32 is not apart from FP64 by rounding alone"
 WORST_TOKENS: Final = 20
 CONTEXT_TOKENS: Final = 24
 WORST_RESPONSES: Final = 5
@@ -315,7 +316,8 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     dtypes = sides.train_dtype, sides.infer_dtype
     rounding = rounding_floor(data.pair, *dtypes)
     rounds_coarsely = any(dtype.rounds_coarsely for dtype in dtypes)
-    measured = _conditioning(manifest, name, data.pair)
+    exact_repeat = _repeat_in_fp64(manifest, name)
+    measured = NO_REPEAT if is_no_rounding(exact_repeat) else _conditioning(manifest, name, data.pair)
     if rounds_by_more(measured) and not rounds_coarsely:
         rounding = max(rounding, root_mean_square(fp32_errors(data.pair)) * float(np.sqrt(2)))
     disagreement = Disagreement(
@@ -323,6 +325,7 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
         *dtypes,
         floor=floor_with_noise(data.pair, dtypes, rounding) if rounds_coarsely else rounding,
         conditioning=measured,
+        exact_repeat=exact_repeat,
         rounding=rounding,
         prompt_lengths=data.prompt_lengths,
         has_experts=has_experts(sides.train.get("config", {})),
@@ -335,6 +338,16 @@ def _deviation_of_pair(manifest: Manifest, name: PairName, data: PairData) -> Di
     sensitivity = root_mean_square(start.sensitivity)
     floor, rounding = disagreement.logit_floor * sensitivity, disagreement.logit_rounding * sensitivity
     return replace(disagreement, prompt_start=replace(start, floor=floor, rounding=rounding))
+
+
+def _repeat_in_fp64(manifest: Manifest, name: PairName) -> float | None:
+    """The median nats between two passes in FP64 of the training side over the same tokens; None where that side is of
+    a log, which other code computed, or where it was not measured.
+    """
+    pi = manifest.settings.pi(name[0])
+    stage = manifest.stages.get(manifest.settings.reference_in(Dtype.FP64, pi).stage("score"))
+    agreement = None if pi.logged or stage is None else stage.effective_settings.get(AGREEMENT)
+    return None if agreement is None else agreement.get("again_nats")
 
 
 def _conditioning(manifest: Manifest, name: PairName, pair: TokenPair) -> Conditioning | str | None:

@@ -1,10 +1,11 @@
 """Two run directories set side by side, and what changed between them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 from mismatch_probe import __version__
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import (
     Meeting,
@@ -25,6 +26,7 @@ from mismatch_probe.difference.versus import (
     without_trace,
 )
 from mismatch_probe.errors import BrokenRecord, UsageError
+from mismatch_probe.notation import write_estimate
 from mismatch_probe.reading import Unreadable, differences, parse_json
 from mismatch_probe.records.answers import (
     APPLIED,
@@ -37,6 +39,7 @@ from mismatch_probe.records.answers import (
 )
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.stats.bins import log_ends
 from mismatch_probe.stats.intervals import Scale
 from mismatch_probe.stats.results import Estimate
@@ -77,6 +80,7 @@ def difference_of(
                 _usable(new_samples[b], second),
                 level,
                 "; ".join((*_faults("first", first, old_samples[a]), *_faults("second", second, new_samples[b]))),
+                [*_rounding_notes("first", first, a), *_rounding_notes("second", second, b)],
             )
             for a, b in matches
         ],
@@ -105,10 +109,29 @@ def _usable(sample: Sample, run: RunDirectory) -> Sample:
     return sample
 
 
+def _pair_summaries(run: RunDirectory) -> dict[PairName, PairSummary]:
+    pairs = run.read_summary().pairs if run.summary_path.exists() else []
+    return {(pair.train, pair.infer): pair for pair in pairs}
+
+
+def ill_conditioned_pairs(run: RunDirectory) -> dict[PairName, str]:
+    """How far FP32 itself is from FP64, in a clause, for each pair of whose checkpoint that was measured to be far."""
+    return {
+        name: f"FP32 itself is {write_estimate(pair.conditioning.error_fp32).value} nats a token from FP64"
+        for name, pair in _pair_summaries(run).items()
+        if pair.conditioning is not None and pair.verdict.code == Code.ILL_CONDITIONED
+    }
+
+
+def _rounding_notes(which: str, run: RunDirectory, name: PairName) -> list[str]:
+    clause = ill_conditioned_pairs(run).get(name)
+    return [] if clause is None else [f"{clause} on the checkpoint of the {which} run"]
+
+
 def _faults(which: str, run: RunDirectory, sample: Sample) -> Iterator[str]:
     """Why a pair's numbers are no measure of precision: what its data lacks, or what its run's summary says of it."""
-    pairs = run.read_summary().pairs if run.summary_path.exists() else []
-    verdict = next((pair.verdict for pair in pairs if (pair.train, pair.infer) == sample.name), None)
+    summary = _pair_summaries(run).get(sample.name)
+    verdict = None if summary is None else summary.verdict
     if sample.data.counts.has_faults:
         yield f"the data of the {which} run is broken"
     elif verdict is not None and not measures_precision(verdict):
@@ -125,7 +148,7 @@ def _side(run: RunDirectory, manifest: Manifest) -> DifferenceSide:
     )
 
 
-def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDifference:
+def _pair(first: Sample, second: Sample, level: float, no_ratio: str, notes: Sequence[str]) -> PairDifference:
     meeting = meet(first, second)
     old, _ = traced_metrics(meeting.first, level)
     new, _ = traced_metrics(meeting.second, level)
@@ -148,7 +171,7 @@ def _pair(first: Sample, second: Sample, level: float, no_ratio: str) -> PairDif
         same_responses=meeting.overlap.same_responses,
         first_counts=first.data.counts,
         second_counts=second.data.counts,
-        sentence=_sentence(metrics[HEADLINE], no_ratio),
+        sentence="; ".join((_sentence(metrics[HEADLINE], no_ratio), *notes)),
         no_ratio=no_ratio,
         moved=_moves(first, second, level),
         metrics=metrics,

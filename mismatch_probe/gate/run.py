@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from mismatch_probe import __version__
-from mismatch_probe.difference.runs import version_changes
+from mismatch_probe.difference.runs import ill_conditioned_pairs, version_changes
 from mismatch_probe.difference.samples import Sample, meet, pair_text, side_against_itself
 from mismatch_probe.difference.versus import part_of, traced_metrics
 from mismatch_probe.dtypes import side_label
@@ -291,6 +291,12 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
         notes.append(f"{write_many(empty, 'empty response')}: counted by the look alone")
     notes += [
         f"{side_label(name)} was left out and is not judged: {why}" for name, why in run.manifest.left_out.items()
+    ]
+    notes += [
+        f"{pair_text(name)}: {clause} on this checkpoint, so what its limits find may be rounding, which no dtype and "
+        "no setting of the engine removes"
+        for name, clause in ill_conditioned_pairs(RunDirectory(run.path)).items()
+        if name in run.samples
     ]
     if run.manifest.log is not None:
         notes += what_a_log_lacks(run.manifest.log)

@@ -90,7 +90,7 @@ def _where_to_look(growth: StepGrowth) -> str:
 
 _FOREMOST: Final = (
     *("kl_k3", "abs_logprob_diff", "abs_logprob_diff_seq", "logprob_diff_rms", "token_mult_prob_error"),
-    "prob_abs_diff",
+    *("kl_k2", "prob_abs_diff"),
     *("chi2_token", "ratio_abs_error", "log_ppl_abs_diff", "prob_pearson", "kl_entropy_ratio"),
 )
 """Metrics whose shape is judged; the headline is about the first that is there."""
@@ -316,7 +316,7 @@ def curve_sentence(curve: MetricCurve) -> str:
         case "too_short":
             few = f"the median of {write_count(curve.num_steps)} steps, too few for a shape"
             return f"{words} is {last} at {few}{levels}"
-    return f"No curve of this log measures the mismatch; {words} is {last} at the median"
+    return f"No curve of this log measures the mismatch; {curve.words} is {last} at the median"
 
 
 def _fold(curve: MetricCurve) -> float:

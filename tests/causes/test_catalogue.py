@@ -43,6 +43,21 @@ def test_a_figure_that_the_words_lack_is_an_error() -> None:
         Cause.of(Code.TEMPERATURE)
 
 
+def test_a_temperature_is_fixed_on_the_engine_that_returns_it_and_on_the_sampler_that_does_not() -> None:
+    """Where the sides differ, the training path takes the engine's temperature; where both give log-probs of another
+    distribution than the sampled one, both take that of the sampling.
+    """
+    [of_sides] = Cause.of(Code.TEMPERATURE, ratio=0.8).advice
+    [of_sampler] = Cause.of(Code.TEMPERATURE, variant="sampler", flatter="flatter").advice
+    for advice in (of_sides, of_sampler):
+        assert "logprobs_mode=processed_logprobs" in advice
+    assert "at which temperature the engine really samples" in of_sides
+    assert "divide the training path's logits by that one" in of_sides
+    assert "divide the training path's logits by the sampling temperature" in of_sampler
+    assert "really samples" not in of_sampler
+    assert Code.TEMPERATURE.entry.in_a_log.startswith("Set that side to the temperature that the log declares")
+
+
 def cause_of(sign: str | tuple[str, str]) -> str:
     return sign if isinstance(sign, str) else sign[0]
 

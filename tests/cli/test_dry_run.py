@@ -8,10 +8,11 @@ from mismatch_probe.cli.dry_run import dry_run_answer
 from mismatch_probe.cli.output import PeopleConsole
 from mismatch_probe.compare.cost.earlier import MAX_NEW_TOKENS, Pace
 from mismatch_probe.compare.cost.forecast import Starting, forecast
-from mismatch_probe.compare.cost.memory import process_memory
-from mismatch_probe.compare.estimates import DryRun, Outlook, StageEstimate
+from mismatch_probe.compare.cost.memory import ProcessMemory, process_memory
+from mismatch_probe.compare.cost.roofline import Span
+from mismatch_probe.compare.estimates import DryRun, Outlook, RoundingCheck, StageEstimate
 from mismatch_probe.compare.plan import make_plan
-from mismatch_probe.notation import write_about
+from mismatch_probe.notation import write_about, write_size
 from mismatch_probe.report.screen import print_answer
 from tests.compare.cost.test_headroom_cost import ahead
 from tests.compare.cost.workloads import calibration, settings, workload
@@ -20,7 +21,12 @@ PLAN = make_plan(settings(pairs=[["bf16", "bf16"]]))
 
 
 def outlook(
-    *, compiles: bool = False, memory_bytes: int = 2**34, earlier: bool = False, examines: bool = False
+    *,
+    compiles: bool = False,
+    memory_bytes: int = 2**34,
+    earlier: bool = False,
+    examines: bool = False,
+    check: RoundingCheck | None = None,
 ) -> Outlook:
     changes = {"pairs": [["bf16", "bf16"]], "engine": {"batch_sequences": 256, "args": {"enforce_eager": not compiles}}}
     known, sizes, plan = calibration(memory_bytes=memory_bytes), workload(**changes), make_plan(settings(**changes))
@@ -32,6 +38,7 @@ def outlook(
         time=forecast(plan.stages, sizes, Pace(known, []), Starting(6.0, on_cpu=True)),
         memory=process_memory(plan, sizes, known),
         headroom=ahead(memory_bytes=memory_bytes) if examines else None,
+        rounding_check=check,
     )
 
 
@@ -103,3 +110,23 @@ def test_the_examination_for_fp16_is_in_time_and_memory_where_it_was_asked_for()
     assert "memory: headroom needs about " in text
     assert "headroom" not in shown(alone)
     assert "WARNING: headroom will not fit" in shown(outlook(examines=True, memory_bytes=2**20))
+
+
+@pytest.mark.parametrize(("available_bytes", "end"), [(2**33, ""), (2**30, ", which do not suffice")])
+def test_a_check_of_rounding_that_may_come_is_one_sentence_with_its_time_and_memory(
+    available_bytes: int, end: str
+) -> None:
+    memory = ProcessMemory(
+        process="training-path-rounding",
+        stage="score-ref-fp64",
+        device="cpu",
+        peak_bytes=2**31,
+        available_bytes=available_bytes,
+    )
+    text = shown(outlook(check=RoundingCheck(time=Span.around(120, 2), memory=[memory])))
+    size = write_size(available_bytes)
+    assert "later: where a pair would be called a bug by its size alone" in text
+    assert f"takes about 2 min (1 to 4) more and at most 2.0 GiB of {size} (cpu){end}" in text
+    assert ("which do not suffice" in text) == bool(end)
+    assert "WARNING" not in text, "most runs never need it"
+    assert "later:" not in shown(outlook())

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -31,9 +32,10 @@ from mismatch_probe.compare.plan import (
 )
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.config.load import parse_side
+from mismatch_probe.records.manifest import StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.compare.cost.workloads import settings, workload
-from tests.simulated_run import Simulation, simulated_run
+from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
 STAGE, SAMPLES = "sample-bf16", "vLLM samples in BF16"
 REFERENCE = "the FP32 reference scores the responses"
@@ -177,6 +179,23 @@ def test_a_part_that_follows_is_counted_and_its_time_is_in_what_is_left(
         listener(StageStarted(stage=STAGE, batches=1, batches_done=0))
     assert output.getvalue().splitlines()[1:] == [f"part 1 of {PARTS + 1}{left}: {SAMPLES}"]
     assert number_of_later_part(run) == PARTS + 1
+
+
+def test_a_check_of_rounding_that_a_run_gets_later_is_a_part_of_its_own_behind_all_others(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", Simulation(num_prompts=2))
+    output, check = StringIO(), "score-ref-fp64"
+    with progress_listener(Console(file=output), run) as listener:
+        listener(StageStarted(stage="score-train-bf16", batches=1, batches_done=0))
+        edit_manifest(run, lambda manifest: manifest.rounding_checks.append("bf16"))
+        edit_manifest(run, lambda manifest: manifest.stages.update({check: StageRecord()}))
+        listener(JobStarted(process="training", stages=[check]))
+        listener(StageStarted(stage=check, batches=1, batches_done=0))
+    assert output.getvalue().splitlines()[1:] == [
+        f"part {PARTS} of {PARTS}: PyTorch scores the responses in BF16",
+        f"part {PARTS + 1} of {PARTS + 1}: loading the model on the training path",
+        f"part {PARTS + 1} of {PARTS + 1}: the FP64 reference scores the responses",
+    ]
+    assert number_of_later_part(run) == PARTS + 2
 
 
 def two_stages(run: RunDirectory) -> tuple[Stage, Stage, RunClock]:

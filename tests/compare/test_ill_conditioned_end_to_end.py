@@ -1,6 +1,9 @@
 """A checkpoint that FP32 cannot compute, on the real engine: no bug, unless a fault goes beyond FP32's own rounding."""
 
+import os
+import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,11 @@ from mismatch_probe.records.manifest import StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary
 from tests.command_line import FEW, probe
+from tests.compare.test_compare import halting, recorded
+from tests.halts import is_begun, wait_until
 from tests.importing.from_run import log_of_run
 from tests.importing.logs import write
+from tests.processes import wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +59,11 @@ def amplifying(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(amplifying: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Whose training path scores in several batches."""
     out = tmp_path_factory.mktemp("ill-conditioned") / "run"
-    words = ("--dtype", "bf16", "--dtype", "fp32", "--config", FEW, "--out", out)
+    config = out.with_name("batches.toml")
+    config.write_text("[training]\nbatch_tokens = 128\n" + FEW.read_text())
+    words = ("--dtype", "bf16", "--dtype", "fp32", "--config", config, "--out", out)
     probe("compare", "--model", amplifying, *SMALL, *words, code=ExitCode.PASS)
     return RunDirectory(out)
 
@@ -140,6 +149,27 @@ def test_a_run_that_is_resumed_measures_what_it_lacks_and_no_more(copied: RunDir
     assert copied.read_summary() == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_ends_within_fp64_goes_on_from_its_batches_to_the_same_bytes(
+    copied: RunDirectory, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = recorded(copied.path)
+    without_fp64(copied)
+    copied.summary_path.unlink()
+    others = {leg: leg.stat().st_mtime_ns for leg in (copied.path / "legs").iterdir()}
+    with halting(f"after-part:{FP64_STAGE}", tmp_path, "--out", copied.path, "--resume") as process:
+        wait_until(lambda: is_begun(copied.path, FP64_STAGE), "the first batch in FP64", process)
+        os.kill(process.pid, number)
+        assert process.wait() == (ExitCode.INTERRUPTED if number == signal.SIGINT else -number)
+        wait_until_gone(tmp_path)
+    assert not copied.summary_path.exists()
+    answer = probe("compare", "--out", copied.path, "--resume", code=ExitCode.PASS)
+    assert re.search("the FP64 reference scores the responses, 1 of [2-9] batches recorded", answer.stderr)
+    assert "the FP32 reference scores" not in answer.stderr
+    assert {leg: leg.stat().st_mtime_ns for leg in others} == others, "nothing else is computed again"
+    assert recorded(copied.path) == before
+
+
 def scored_log(run: RunDirectory, model: Path, folder: Path, nats: float) -> RunDirectory:
     """The log of the run's FP32 pair, the sampler's log-probs moved by so much, scored with the checkpoint."""
     rows, generator = log_of_run(run, "fp32"), np.random.default_rng(0)
@@ -188,6 +218,32 @@ def test_where_fp64_fails_the_run_ends_undecided_and_says_why(copied: RunDirecto
     assert "could not be computed in FP64: the model in FP64 takes more memory than is free" in summary.headline
     assert copied.read_manifest().stages[FP64_STAGE].state == "skipped"
     assert execute(copied, lambda event: None) == summary
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "fact"),
+    [("reference", {"by_layer": True}, "by_layer"), ("training", {"ranks": 2}, "ranks")],
+    ids=["layer by layer", "over ranks"],
+)
+def test_fp64_layer_by_layer_and_over_ranks_measures_the_same(
+    copied: RunDirectory, table: str, change: dict[str, Any], fact: str
+) -> None:
+    """On the recorded responses: neither changes what the run would have sampled or scored."""
+    before = judged(copied)["fp32"].conditioning
+    assert before is not None
+    without_fp64(copied)
+    manifest = copied.read_manifest()
+    values = getattr(manifest.settings, table).model_copy(update=change)
+    manifest.settings = manifest.settings.model_copy(update={table: values})
+    copied.write_manifest(manifest)
+    execute(copied, lambda event: None)
+    record = copied.read_manifest().stages[FP64_STAGE]
+    assert record.state == "done", record.note
+    assert record.effective_settings[fact]
+    after = judged(copied)["fp32"].conditioning
+    assert after is not None
+    assert after.error_fp32.value == pytest.approx(before.error_fp32.value, rel=1e-6)
+    assert codes(copied) == dict.fromkeys(("bf16", "fp32"), ("precision", "ill_conditioned"))
 
 
 def test_a_reference_in_fp64_is_used_and_not_computed_twice(amplifying: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What a run refuses to be continued with, and how it says so."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +14,7 @@ from mismatch_probe.provenance.environment import content_key, decisive_keys, pa
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import read_table
-from tests.simulated_run import Simulation, simulated_manifest, simulated_prompts, simulated_run
+from tests.simulated_run import Simulation, edit_manifest, simulated_manifest, simulated_prompts, simulated_run
 
 MADE = Simulation(num_prompts=2)
 
@@ -220,6 +220,19 @@ def test_a_run_goes_on_with_what_was_prepared_and_not_with_what_its_manifest_say
     found = run.read_manifest()
     assert (found.model, found.settings) == (now.model, now.settings)
     assert not found.settings.model.trust_remote_code
+
+
+@pytest.mark.parametrize(("state", "afterwards"), [("skipped", "pending"), ("done", "done")])
+def test_a_check_of_rounding_that_failed_is_tried_again_and_no_other(
+    tmp_path: Path, state: Literal["skipped", "done"], afterwards: str
+) -> None:
+    run = simulated_run(tmp_path / "run", MADE)
+    edit_manifest(run, lambda manifest: manifest.rounding_checks.append("bf16"))
+    records = {"score-ref-fp64": StageRecord(state=state, note="no memory"), STAGE: StageRecord(state="skipped")}
+    edit_manifest(run, lambda manifest: manifest.stages.update(records))
+    stages = resume_run(run.path, Preparation(simulated_manifest(MADE), simulated_prompts(MADE))).read_manifest().stages
+    assert stages["score-ref-fp64"].state == afterwards
+    assert stages[STAGE].state == "skipped", "what is left out for another reason stays so"
 
 
 def test_another_number_of_ranks_is_noted_and_another_number_of_threads_of_each_is_refused() -> None:

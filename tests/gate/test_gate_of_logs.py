@@ -83,6 +83,18 @@ def explained(run: Path, fingerprint: str, *, fits: bool) -> None:
     )
 
 
+def test_a_log_that_is_too_small_for_the_first_look_asks_for_a_log_and_not_for_a_command(
+    command_line: CommandLine, imported_once: Copied, tmp_path: Path
+) -> None:
+    run = imported_once(tmp_path / "log")
+    text = GATE.replace("= 32", "= 128").replace("min_prompts = 8", "min_prompts = 9")
+    (tmp_path / "gate.toml").write_text(f"{text}max = 1.0\n")
+    document = command_line("gate", run, "--config", tmp_path / "gate.toml", "--json").document
+    assert (document["answer"], document["next_command"]) == ("inconclusive", None)
+    next_look = "the next look is at 128 sequences, and a pass needs 9 prompts: import a log with as many."
+    assert document["sentence"].endswith(next_look)
+
+
 @pytest.mark.slow
 def test_steps_and_responses_that_were_left_out_stand_beside_the_answer(
     command_line: CommandLine, gated: Any, tmp_path: Path

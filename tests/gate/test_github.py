@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.gate.publishing import render_markdown
 from mismatch_probe.records.answers import GateResult
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import GATE, CommandLine, check, gate_file
@@ -111,3 +112,15 @@ def test_a_gate_that_would_pass_on_nothing_is_refused(
     given = [str(run.path) if word == "RUN" else word for word in words]
     ended = command_line("gate", run.path, "--config", gate_file(tmp_path, GATE + checks), *given)
     assert (ended.code, sentence in ended.stderr) == (ExitCode.USAGE, True), ended
+
+
+@pytest.mark.parametrize(("fingerprint", "words"), [(None, "not known"), ("abc123", "abc123")])
+def test_the_summary_names_the_fingerprint_of_the_model_or_says_that_it_is_not_known(
+    fingerprint: str | None, words: str
+) -> None:
+    result = GateResult(
+        tool_version="1", answer="pass", exit_code=0, sentence="Pass.", run="run", gate_file="gate.toml", model="demo"
+    )
+    summary = render_markdown(result.model_copy(update={"model_fingerprint": fingerprint}))
+    assert f"- model demo, fingerprint {words}\n" in summary
+    assert "fingerprint" not in render_markdown(result.model_copy(update={"model": None}))

@@ -137,6 +137,7 @@ def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
     for wanted in ("linear", "log"):
         report.run("document.querySelector('#length-position .scale').click()")
         report.wait(f"{kind} === '{wanted}'")
+        assert report.run(kind) == wanted
 
 
 def test_what_a_caption_says_of_a_logarithmic_axis_goes_with_it(report: Tab) -> None:
@@ -196,9 +197,11 @@ def test_a_drawing_is_zoomed_by_dragging_and_reset_by_a_double_click(report: Tab
     x, y, width, height = (report.run(f"{frame}.{side}") for side in ("x", "y", "width", "height"))
     report.drag((x + 0.3 * width, y + 0.3 * height), (x + 0.6 * width, y + 0.6 * height))
     report.wait(f"JSON.stringify({drawing}.layout.yaxis.range) !== '{before}'")
+    assert axis(report, "length-cumulative") != before
     report.run(f"{drawing}._mouseDownTime = 0")
     report.double_click((x + 0.5 * width, y + 0.5 * height))
     report.wait(f"JSON.stringify({drawing}.layout.yaxis.range) === '{before}'")
+    assert axis(report, "length-cumulative") == before
 
 
 def test_a_point_of_a_bad_token_leads_to_its_row(report: Tab) -> None:
@@ -215,8 +218,10 @@ def test_colours_follow_the_theme_that_is_chosen(report: Tab) -> None:
     light = report.run(color)
     report.run("document.querySelector('.theme').click()")
     report.wait(f"{color} !== '{light}'")
+    assert report.run(color) != light
     report.run("document.querySelector('.theme').click()")
     report.wait(f"{color} === '{light}'")
+    assert report.run(color) == light
 
 
 def test_a_table_can_be_sorted_by_a_column_of_numbers(report: Tab) -> None:

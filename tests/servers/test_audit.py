@@ -176,7 +176,9 @@ def test_a_text_that_a_provider_puts_before_prompts_is_named_where_it_is_given(
 
 @slow
 def test_a_header_that_no_provider_adds_accuses_nobody(vllm: RealServer, tmp_path: Path) -> None:
-    audited(vllm.url, tmp_path / "run", "--header", HEADER, code=ExitCode.PASS)
+    document = audited(vllm.url, tmp_path / "run", "--header", HEADER, code=ExitCode.PASS)
+    assert document.verdict.cause is None
+    assert document.verdict.kind != "bug"
 
 
 @slow

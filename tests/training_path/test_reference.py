@@ -17,7 +17,7 @@ from mismatch_probe.training_path import Scorer
 from mismatch_probe.training_path.arithmetic import true_fp32
 from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS
 from mismatch_probe.verdict.preflight.facts import AGREEMENT, contradiction
-from tests.tiny_models import FAMILIES
+from tests.tiny_models import FAMILIES, make_checkpoint, quantise_blocks
 from tests.training_path.flat import flat, mean_error
 
 Score = Callable[..., list[ScoredSequence]]
@@ -68,7 +68,25 @@ def test_nothing_in_the_fp64_reference_is_rounded_below_fp64(family: str, checkp
     sequence = TokenSequence("a", [1, 2, 3], list(range(70)))
     with Scorer.load(checkpoint(family), Dtype.FP64, DEFAULTS, reference=True) as scorer, Formats() as formats:
         scorer.score_batch([sequence])
+        buffers = {name: buffer.dtype for name, buffer in scorer._model.named_buffers() if buffer.is_floating_point()}
     assert formats.seen == {torch.float64}
+    coarser = [name for name, dtype in buffers.items() if dtype != torch.float64]
+    assert all(name.endswith("inv_freq") for name in coarser), "`benchmarks.rope_frequencies` says what these matter"
+
+
+@pytest.mark.slow
+def test_the_weights_of_a_quantised_checkpoint_are_the_same_in_fp64(
+    tmp_path: Path, sequences: list[TokenSequence]
+) -> None:
+    shape = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    folder = quantise_blocks(make_checkpoint(tmp_path / "fp8", "llama", **shape))
+    in_fp32, in_fp64 = (scored(folder, dtype, sequences) for dtype in (Dtype.FP32, Dtype.FP64))
+    assert 0 < mean_error(in_fp32, in_fp64) < 1e-5
+
+
+def scored(folder: Path, dtype: Dtype, sequences: list[TokenSequence]) -> list[ScoredSequence]:
+    with Scorer.load(folder, dtype, DEFAULTS, reference=True) as scorer:
+        return scorer.score_batch(sequences)
 
 
 @pytest.mark.slow
@@ -177,6 +195,7 @@ def test_a_sound_reference_agrees_with_itself(family: str, checkpoint: Checkpoin
     measured = agreement(checkpoint(family))
     assert measured["num_tokens"] == 16
     assert max(measured["shorter_nats"], measured["cached_nats"]) < 1e-4
+    assert measured["again_nats"] < 1e-6
     assert contradiction({AGREEMENT: measured}) is None
 
 
@@ -188,6 +207,13 @@ def test_a_cached_pass_that_is_off_is_seen(family: str, strength: float, checkpo
         return hidden_BSD * (1 + strength * torch.sign(hidden_BSD)) if hidden_BSD.shape[1] == 1 else hidden_BSD
 
     assert "behind a cache" in (contradiction({AGREEMENT: agreement(checkpoint(family), spoil)}) or "")
+
+
+@pytest.mark.slow
+def test_a_model_whose_dropout_is_active_does_not_repeat_its_own_pass(checkpoint: Checkpoint) -> None:
+    measured = agreement(checkpoint("llama"), lambda hidden_BSD: torch.nn.functional.dropout(hidden_BSD, 0.01))
+    assert measured["again_nats"] > 1e-3
+    assert "in the same pass once more" in (contradiction({AGREEMENT: measured}) or "")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """How long a comparison takes: each stage before it runs, and how much is left while it runs."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -29,7 +29,7 @@ from mismatch_probe.compare.cost.stage_work import (
     received_by_rank,
     work_of,
 )
-from mismatch_probe.compare.plan import AnyEvent, BatchDone, StageDone, StageStarted, make_plan
+from mismatch_probe.compare.plan import AnyEvent, BatchDone, JobStarted, StageDone, StageStarted, make_plan, plan_of
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.compare.stages import SampleStage, Stage
 from mismatch_probe.config.model import EngineSettings
@@ -143,6 +143,13 @@ def forecast(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: 
     )
 
 
+def span_of_stages(stages: Sequence[Stage], workload: Workload, pace: Pace, starting: Starting) -> Span:
+    """What these stages take, their starts with them; needs a `pace` with a calibration."""
+    forecasts = [each for stage in stages if (each := _of_stage(stage, workload, pace, starting)) is not None]
+    spans = [span for stage in forecasts for span in (stage.start, stage.work) if span is not None]
+    return sum(spans, start=NO_TIME)
+
+
 def _of_stage(stage: Stage, workload: Workload, pace: Pace, starting: Starting | None) -> StageForecast | None:
     """None where nothing measured tells how long its work takes."""
     work = work_of(stage, workload)
@@ -201,21 +208,25 @@ class RunClock:
         earlier_stages: Sequence[Measurement],
         calibration: Calibration | None = None,
         starting: Starting | None = None,
+        stages_of_run: Callable[[], Sequence[Stage]] = tuple,
     ) -> None:
         """stages: those still to be run, in their order. calibration, starting: what tells of stages and of starts that
-        no earlier run had.
+        no earlier run had. stages_of_run: all stages of the run by now.
         """
         self._pending_stages = list(stages)
         self._workload = workload
         self._calibration = calibration
         self._starting = starting
+        self._stages_of_run = stages_of_run
         self._measurements = list(earlier_stages)
         self._stage: _StageInProgress | None = None
         self._idle_since = time.monotonic()
         self._sample_counts = [0, 0]
 
     def __call__(self, event: AnyEvent) -> None:
-        if isinstance(event, StageStarted):
+        if isinstance(event, JobStarted):
+            self._add_stages(event)
+        elif isinstance(event, StageStarted):
             self._start(event)
         elif isinstance(event, BatchDone | StageDone) and self._stage is not None:
             if event.stage != self._stage.stage.name:
@@ -242,6 +253,18 @@ class RunClock:
             spans[0] = spans[0].less(min(time.monotonic() - self._idle_since, start))
         known_spans = [span for span in spans if span is not None]
         return sum(known_spans, start=NO_TIME) if len(known_spans) == len(spans) else None
+
+    def _add_stages(self, event: JobStarted) -> None:
+        """Add the stages of a job that the run got once its pairs were judged. Rates that were measured in other dtypes
+        tell nothing of them, but the run's own stages do.
+        """
+        if any(stage.name in event.stages for stage in self._pending_stages):
+            return
+        new_stages = [stage for stage in self._stages_of_run() if stage.name in event.stages]
+        kinds = [key_of(stage) for stage in new_stages]
+        if self._calibration is not None and not all(self._calibration.has(kind.process, kind.dtype) for kind in kinds):
+            self._calibration = self._starting = None
+        self._pending_stages = [*new_stages, *self._pending_stages]
 
     def _start(self, event: StageStarted) -> None:
         """Stages come in their order: what stands before this one is recorded already."""
@@ -308,10 +331,15 @@ def run_clock(
     runs = earlier_runs(run.path.parent, manifest, own)
     workload = expected_workload(preparation, architectures, runs)
     measurements = [stage for earlier in runs for stage in earlier.stages]
-    clock = RunClock(pending, workload, measurements)
+
+    def stages_of_run() -> Sequence[Stage]:
+        return plan_of(run.read_manifest()).stages
+
+    clock = RunClock(pending, workload, measurements, stages_of_run=stages_of_run)
     has_server = any(key_of(stage).process == "server" for stage in pending)
     if ready_seconds is None or clock.remaining() is not None or has_server:
         return clock
     calibration = measure_for(preparation, own, pending)
     workload = with_stages_by_layer(workload, pending, calibration)
-    return RunClock(pending, workload, measurements, calibration, Starting.on_this_machine(calibration, ready_seconds))
+    starting = Starting.on_this_machine(calibration, ready_seconds)
+    return RunClock(pending, workload, measurements, calibration, starting, stages_of_run)

@@ -5,8 +5,9 @@ import pytest
 from mismatch_probe.compare.cost import forecast as module
 from mismatch_probe.compare.cost.earlier import Measurement
 from mismatch_probe.compare.cost.forecast import RunClock, Starting
+from mismatch_probe.compare.cost.roofline import NO_TIME, Calibration
 from mismatch_probe.compare.cost.stage_work import key_of, work_of
-from mismatch_probe.compare.plan import BatchDone, StageDone, StageStarted, make_plan
+from mismatch_probe.compare.plan import BatchDone, JobStarted, StageDone, StageStarted, make_plan
 from mismatch_probe.compare.stages import Stage
 from mismatch_probe.dtypes import Dtype
 from tests.compare.cost.workloads import calibration, settings, workload
@@ -123,3 +124,23 @@ def test_a_stage_that_is_none_of_the_plan_is_let_pass(now: list[float]) -> None:
     clock(StageStarted(stage="sample-training-path", batches=1, batches_done=0))
     clock(BatchDone(stage="sample-training-path", sequences=1, tokens=1, seconds=1))
     assert clock.remaining() is None
+
+
+@pytest.mark.parametrize("rates", [None, calibration()])
+def test_a_check_that_a_run_gets_later_is_timed_by_the_stages_of_the_run(
+    now: list[float], rates: Calibration | None
+) -> None:
+    """No rate of FP64 was measured beforehand: the reference in FP32, which took 10 s, tells."""
+    plan = make_plan(SETTINGS, ["bf16"])
+    check = JobStarted(process="training", stages=[plan.stages[-1].name])
+    starting = None if rates is None else Starting(5, on_cpu=True)
+    clock, deaf_clock = (
+        RunClock([], WORKLOAD, [took(stage, 10) for stage in STAGES], rates, starting, stages_of_run)
+        for stages_of_run in (lambda: plan.stages, tuple)
+    )
+    for each in (clock, deaf_clock):
+        each(check)
+    left, left_of_deaf_clock = clock.remaining(), deaf_clock.remaining()
+    assert left is not None
+    assert left_of_deaf_clock == NO_TIME
+    assert left.low_seconds < 20 < left.high_seconds

@@ -125,6 +125,23 @@ def test_stages_that_are_recorded_are_not_counted_again(tmp_path: Path, folder: 
     assert 20 in left
 
 
+def test_a_check_of_rounding_is_no_part_of_the_time_and_costs_more_than_the_reference(
+    tmp_path: Path, folder: Path
+) -> None:
+    """The rates are equal for all formats here, and weights in FP64 take twice the bytes."""
+    outlook = look_ahead(prepared(folder), tmp_path, [], 6.0).outlook
+    assert outlook is not None
+    assert outlook.rounding_check is not None
+    reference = next(stage for stage in outlook.time.stages if stage.stage == "score-ref-fp32")
+    assert outlook.rounding_check.time.likely_seconds >= reference.work.likely_seconds
+    [memory] = outlook.rounding_check.memory
+    assert memory.peak_bytes > next(each.peak_bytes for each in outlook.memory if each.process == "training-path")
+    without_check = look_ahead(prepared(folder), tmp_path, ["score-ref-fp64"], 6.0).outlook
+    assert without_check is not None
+    assert without_check.rounding_check is None
+    assert without_check.time.total.likely_seconds == pytest.approx(outlook.time.total.likely_seconds)
+
+
 def test_quantised_weights_have_no_estimate_and_a_reason(tmp_path: Path) -> None:
     strange = make_checkpoint(tmp_path / "strange", "llama")
     config = strange / "config.json"
