@@ -128,9 +128,9 @@ class BaseSums:
     """Sums over log pi and log mu that show whether a side is in another base."""
 
     telling: int = 0
+    near: Floats = field(default_factory=lambda: np.zeros((len(_OF_SIDES), 6)))
     alike: int = 0
     """Of the telling tokens those on which the sides are nearly equal."""
-    near: Floats = field(default_factory=lambda: np.zeros((len(_OF_SIDES), 6)))
 
     @classmethod
     def of(cls, log_pi: Reals, log_mu: Reals) -> "BaseSums":
@@ -143,10 +143,10 @@ class BaseSums:
             x, y = pi[is_near], mu[is_near]
             of_bases.append([x.size, x.sum(), y.sum(), x @ x, x @ y, y @ y])
         num_alike = int((np.abs(log_ratios) <= _NEAR).sum())
-        return cls(pi.size, num_alike, np.asarray(of_bases, dtype=np.float64))
+        return cls(pi.size, np.asarray(of_bases, dtype=np.float64), num_alike)
 
     def __add__(self, other: "BaseSums") -> "BaseSums":
-        return BaseSums(self.telling + other.telling, self.alike + other.alike, self.near + other.near)
+        return BaseSums(self.telling + other.telling, self.near + other.near, self.alike + other.alike)
 
     @property
     def differ(self) -> bool:
