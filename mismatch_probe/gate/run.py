@@ -33,33 +33,19 @@ from mismatch_probe.gate.reading import (
     open_run,
     read_floor,
     unchecked_facts,
+    what_a_log_lacks,
 )
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import write_count, write_many
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
-from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
 
-_MOST_STEPS_NAMED: Final = 20
-
-
 CountPrompts = Callable[[str, int], int | None]
 """How many prompts a source has, counted up to a number; None for one that makes as many as are asked for."""
-
-
-def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
-    """Sentences on the steps and responses that were left out, and on what the log lacks or what is doubtful in it."""
-    if log.steps_left_out:
-        step_names = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
-        more = len(log.steps_left_out) - _MOST_STEPS_NAMED
-        yield f"steps of the log that are not judged: {step_names}{f' and {more} more' if more > 0 else ''}"
-    if log.analysed_responses < log.num_responses:
-        yield (f"judged: {write_count(log.analysed_responses)} of the log's {write_count(log.num_responses)} responses")
-    yield from (f"of the log: {note.sentence}" for note in log.notes if note.level in ("missing", "warning"))
 
 
 def run_gate(
