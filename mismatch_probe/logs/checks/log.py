@@ -181,7 +181,7 @@ def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFi
     """The findings on the units of entropies and of the sampler's log-probs."""
     size = write_count(vocabulary_size or LARGEST_VOCABULARY)
     most = most_entropy(vocabulary_size)
-    base = sums.sides.base or sums.entropies.base
+    base = sums.sides.base or (None if sums.sides.differ else sums.entropies.base)
     if sums.highest_entropy > most + _ROUNDING:
         yield LogFinding.of(
             LogCode.BEYOND_VOCABULARY,
