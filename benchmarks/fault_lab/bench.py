@@ -1,6 +1,7 @@
 """Where faults are injected, and what an injected fault is."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,9 @@ from benchmarks.fault_lab.in_training import opened, with_settings
 from benchmarks.fault_lab.models import CHATS, PROMPTS
 from benchmarks.fault_lab.recording import (
     FAULT_DTYPES,
+    BenchRun,
     OpenScorer,
+    TrainingSide,
     copy_of,
     keep_pairs,
     record,
@@ -25,7 +28,7 @@ Where = Literal["log", "training", "engine"]
 INJECTED = "injected"
 """A file that tells that a faulty run is complete."""
 
-Make = Callable[["Bench"], RunDirectory]
+Make = Callable[["Bench"], BenchRun]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "autocast": {"precision": "autocast"},
@@ -78,35 +81,44 @@ class Bench:
         """Those of the clean run: an engine refuses some dtypes of some models."""
         return tuple(pi.dtype for pi in self.clean.read_manifest().settings.train_sides)
 
-    def in_log(self, name: str, edit: Edit) -> RunDirectory:
+    def open_clean(self, dtype: Dtype, reference: bool) -> AbstractContextManager[TrainingSide]:
+        """The training path without a fault."""
+        return opened(self.checkpoint, dtype, reference=reference)
+
+    def in_log(self, name: str, edit: Edit) -> BenchRun:
         """The clean run with the training path's legs edited."""
 
         def inject(run: RunDirectory) -> None:
             for pi in run.read_manifest().settings.train_sides:
                 edit_leg(run, pi.leg(), edit)
 
-        return self.injected(name, inject)
+        return BenchRun(self.injected(name, inject), self.open_clean)
 
-    def in_training(self, name: str, open_scorer: Callable[[], OpenScorer]) -> RunDirectory:
+    def in_training(self, name: str, make_scorer: Callable[[], OpenScorer]) -> BenchRun:
         """The clean run's responses scored again by a faulty training path."""
-        return self.injected(name, lambda run: score_again(run, open_scorer()))
 
-    def clean_variants(self) -> Iterator[tuple[str, RunDirectory]]:
+        def open_scorer(dtype: Dtype, reference: bool) -> AbstractContextManager[TrainingSide]:
+            return make_scorer()(dtype, reference)
+
+        return BenchRun(self.injected(name, lambda run: score_again(run, make_scorer())), open_scorer)
+
+    def clean_variants(self) -> Iterator[tuple[str, BenchRun]]:
         """The clean run as recorded, and scored by a training path under other sound settings."""
-        yield "as recorded", self.clean
+        yield "as recorded", BenchRun(self.clean, self.open_clean)
         for variant, settings in VARIANTS.items():
             if (self.model, variant) in UNSOUND:
                 continue
             scorer = with_settings(self.checkpoint, **settings)
-            yield variant, self.injected(variant, partial(score_again, open_scorer=scorer), self.dtypes)
+            run = self.injected(variant, partial(score_again, open_scorer=scorer), self.dtypes)
+            yield variant, BenchRun(run, scorer)
 
     def in_engine(
         self, name: str, *, checkpoint: Path | None = None, sampling: dict[str, Any] | None = None, **engine_args: Any
-    ) -> RunDirectory:
+    ) -> BenchRun:
         """The engine runs with the fault; the training path scores its responses without."""
         path = self.scratch / "engine" / self.model / name
         if (path / INJECTED).exists():
-            return RunDirectory(path)
+            return BenchRun(RunDirectory(path), self.open_clean)
         run = record(
             path,
             checkpoint or self.checkpoint,
@@ -118,9 +130,9 @@ class Bench:
             engine_args=engine_args,
         )
         if checkpoint is not None or sampling is not None:
-            score_again(run, lambda dtype, reference: opened(self.checkpoint, dtype, reference=reference))
+            score_again(run, self.open_clean)
         (path / INJECTED).touch()
-        return run
+        return BenchRun(run, self.open_clean)
 
     def edited(self, name: str) -> Path:
         """Where an edited checkpoint goes."""

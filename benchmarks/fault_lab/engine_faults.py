@@ -8,7 +8,7 @@ from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.in_log import relabel_engine
 from benchmarks.fault_lab.models import rope
-from benchmarks.fault_lab.recording import score_again
+from benchmarks.fault_lab.recording import BenchRun, score_again
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.run_directory import RunDirectory
@@ -57,26 +57,26 @@ def engine_faults(bench: Bench) -> Iterator[Injection]:
     )
 
 
-def _relabelled(bench: Bench, really: Dtype) -> RunDirectory:
+def _relabelled(bench: Bench, really: Dtype) -> BenchRun:
     def inject(run: RunDirectory) -> None:
         relabel_engine(run, Dtype.BF16, really)
-        score_again(run, in_training.on(bench.checkpoint))
+        score_again(run, bench.open_clean)
 
-    return bench.injected(f"engine-{really}", inject)
+    return BenchRun(bench.injected(f"engine-{really}", inject), bench.open_clean)
 
 
 def sampled(**sampling: Any) -> Make:
     return partial(_sampled, sampling=sampling)
 
 
-def _sampled(bench: Bench, sampling: dict[str, Any]) -> RunDirectory:
+def _sampled(bench: Bench, sampling: dict[str, Any]) -> BenchRun:
     return bench.in_engine("-".join(f"{key}{value}" for key, value in sampling.items()), sampling=sampling)
 
 
-def _overridden(bench: Bench, changes: dict[str, Any]) -> RunDirectory:
+def _overridden(bench: Bench, changes: dict[str, Any]) -> BenchRun:
     return bench.in_engine("-".join(changes), hf_overrides=changes)
 
 
-def _stale(bench: Bench, size: float) -> RunDirectory:
+def _stale(bench: Bench, size: float) -> BenchRun:
     older = in_training.other_weights(bench.checkpoint, bench.edited(f"older{size}"), size)
     return bench.in_engine(f"stale{size}", checkpoint=older)

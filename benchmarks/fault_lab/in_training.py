@@ -12,7 +12,7 @@ from benchmarks.fault_lab.models import with_config, with_weights
 from benchmarks.fault_lab.recording import OpenScorer, TrainingSide
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
+from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path import Scorer, passes
 from mismatch_probe.training_path.batching import PaddedBatch, pad_batch
 
@@ -33,11 +33,7 @@ def opened(
     with Scorer.load(
         folder, dtype, TrainingPathSettings(**settings), reference=reference, temperature=temperature
     ) as scorer:
-
-        def score(batch: list[TokenSequence]) -> list[ScoredSequence]:
-            return scorer.score_batch(batch if edit is None else edit(batch))
-
-        yield TrainingSide(score, scorer.effective_settings())
+        yield TrainingSide(scorer) if edit is None else TrainingSide(scorer, edit)
 
 
 def at_temperature(folder: Path, temperature: float) -> OpenScorer:
@@ -173,7 +169,7 @@ def with_dropout(folder: Path, share: float) -> OpenScorer:
             for name, module in scorer._model.named_modules():
                 if name.endswith(".mlp"):
                     module.register_forward_hook(lambda _, __, out: torch.nn.functional.dropout(out, share))
-            yield TrainingSide(scorer.score_batch, scorer.effective_settings())
+            yield TrainingSide(scorer)
 
     return open_one
 

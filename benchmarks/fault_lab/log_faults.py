@@ -5,8 +5,8 @@ from functools import partial
 
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.in_log import Edit, exchanged, shifted, spoiled, tokenised_again
+from benchmarks.fault_lab.recording import BenchRun
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.records.run_directory import RunDirectory
 
 
 def log_faults() -> Iterator[Injection]:
@@ -51,5 +51,5 @@ def edited(name: str, edit: Edit) -> Make:
     return partial(_edited, name=name, edit=edit)
 
 
-def _edited(bench: Bench, name: str, edit: Edit) -> RunDirectory:
+def _edited(bench: Bench, name: str, edit: Edit) -> BenchRun:
     return bench.in_log(name, edit)

@@ -1,15 +1,14 @@
 """What the verdict says of a run: with all that was recorded, from the data alone, and without the FP32 pair."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.fault_lab.bench import Injection
-from benchmarks.fault_lab.recording import FAULT_DTYPES
-from mismatch_probe.compare.summarise import summarise
+from benchmarks.fault_lab.recording import FAULT_DTYPES, BenchRun
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Verdict
-from mismatch_probe.verdict.preflight.facts import EXPERT_COUNTS
+from mismatch_probe.verdict.preflight.facts import AGREEMENT, EXPERT_COUNTS
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,8 @@ class Outcome:
         return self.full.code in self.expected
 
 
-def outcome(model: str, injection: Injection, run: RunDirectory) -> Outcome:
+def outcome(model: str, injection: Injection, faulty: BenchRun) -> Outcome:
     """Judge a faulty run three times."""
-    manifest = run.read_manifest()
-    hidden = without_settings(manifest)
     return Outcome(
         model=model,
         fault=injection.fault,
@@ -52,14 +49,14 @@ def outcome(model: str, injection: Injection, run: RunDirectory) -> Outcome:
         where=injection.where,
         usual=injection.usual,
         expected=[code.value for code in injection.expected],
-        full=_named(summarise(run, manifest).verdict),
-        alone=_named(summarise(run, hidden).verdict),
-        sixteen_bit=_named(summarise(run, only(hidden, FAULT_DTYPES[0])).verdict),
+        full=_named(faulty.conclude(lambda manifest: manifest).verdict),
+        alone=_named(faulty.conclude(without_settings).verdict),
+        sixteen_bit=_named(faulty.conclude(partial(_pair_alone, dtype=FAULT_DTYPES[0])).verdict),
     )
 
 
 def without_settings(manifest: Manifest) -> Manifest:
-    """The manifest with nothing of the effective settings but what computes."""
+    """The manifest with nothing of the effective settings but what computes, and what was measured of it."""
     stages = {
         name: stage.model_copy(update={"effective_settings": _dtype_alone(stage.effective_settings)})
         for name, stage in manifest.stages.items()
@@ -71,13 +68,15 @@ def _dtype_alone(settings: dict[str, object]) -> dict[str, object]:
     config = settings.get("config") or {}
     assert isinstance(config, dict)
     experts = {key: config[key] for key in EXPERT_COUNTS if key in config}
-    return {"dtype": settings.get("dtype"), "config": experts}
+    measured = {AGREEMENT: settings[AGREEMENT]} if AGREEMENT in settings else {}
+    return {"dtype": settings.get("dtype"), "config": experts, **measured}
 
 
-def only(manifest: Manifest, dtype: str) -> Manifest:
-    """The manifest about one pair."""
+def _pair_alone(manifest: Manifest, dtype: str) -> Manifest:
+    """The manifest about one pair, from the data alone."""
     pairs = tuple(pair for pair in manifest.settings.pairs if pair == (dtype, dtype))
-    return manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": pairs})})
+    settings = manifest.settings.model_copy(update={"pairs": pairs})
+    return without_settings(manifest).model_copy(update={"settings": settings})
 
 
 def _named(verdict: Verdict) -> Named:
@@ -102,12 +101,11 @@ class CleanOutcome:
         return any(named.kind in ("bug", "broken") for named in (self.in_run, self.alone))
 
 
-def clean_outcomes(model: str, variant: str, run: RunDirectory) -> list[CleanOutcome]:
+def clean_outcomes(model: str, variant: str, clean: BenchRun) -> list[CleanOutcome]:
     """Judge every pair of a run without a fault."""
-    manifest = run.read_manifest()
     outcomes = []
-    for pair in summarise(run, manifest).pairs:
-        alone = summarise(run, only(without_settings(manifest), pair.train_dtype)).verdict
+    for pair in clean.conclude(lambda manifest: manifest).pairs:
+        alone = clean.conclude(partial(_pair_alone, dtype=pair.train_dtype)).verdict
         outcomes.append(
             CleanOutcome(model, variant, f"{pair.train_dtype}/{pair.infer_dtype}", _named(pair.verdict), _named(alone))
         )

@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks.fault_lab import in_training
 from benchmarks.fault_lab.bench import Bench, Injection, Make, at_strengths
 from benchmarks.fault_lab.models import configs, rope, some_tokens
+from benchmarks.fault_lab.recording import BenchRun
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.run_directory import RunDirectory
 
 
 def training_faults(bench: Bench) -> Iterator[Injection]:
@@ -120,7 +120,7 @@ def scored(open_with: Callable[..., Any], *args: Any, **kwargs: Any) -> Make:
     return partial(_scored, open_with=open_with, args=args, kwargs=kwargs)
 
 
-def _scored(bench: Bench, open_with: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunDirectory:
+def _scored(bench: Bench, open_with: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> BenchRun:
     return bench.in_training(_name(open_with, args, kwargs), lambda: open_with(bench.checkpoint, *args, **kwargs))
 
 
@@ -129,7 +129,7 @@ def configured(**changes: Any) -> Make:
     return partial(_configured, changes=changes)
 
 
-def _configured(bench: Bench, changes: dict[str, Any]) -> RunDirectory:
+def _configured(bench: Bench, changes: dict[str, Any]) -> BenchRun:
     name = _name(configured, (), changes)
     return bench.in_training(
         name, lambda: in_training.with_other_config(bench.checkpoint, bench.edited(name), **changes)
@@ -141,7 +141,7 @@ def weighed(change: Callable[..., Any], *args: Any) -> Make:
     return partial(_weighed, change=change, args=args)
 
 
-def _weighed(bench: Bench, change: Callable[..., Any], args: tuple[Any, ...]) -> RunDirectory:
+def _weighed(bench: Bench, change: Callable[..., Any], args: tuple[Any, ...]) -> BenchRun:
     name = _name(change, args, {})
     return bench.in_training(name, lambda: in_training.on(change(bench.checkpoint, bench.edited(name), *args)))
 

@@ -70,7 +70,8 @@ class FileLook:
     keys: frozenset[str] = frozenset()
     """Of the first objects, or the columns of the table."""
     inside: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By such a key, the keys of the objects that it holds."""
+    """By such a key, the keys of the objects that it holds; by `KEY.INNER` those of the objects one level deeper, but
+    for empty ones."""
     words: frozenset[str] = frozenset()
     """Those of `WORDS` that a file of `torch.save` has anywhere, or the first texts and names in another pickle."""
     why_other: str | None = None
@@ -151,7 +152,8 @@ def _lines(file: IO[bytes]) -> FileLook:
         if len(item) > _MOST_KEYS:
             raise Unreadable(f"a line of it has more than {_MOST_KEYS:,} keys, which no log of responses has")
         keys.update(item)
-        inside |= {key: inside.get(key, frozenset()) | _keys(value) for key, value in item.items()}
+        for name, of_objects in _keys_inside(item):
+            inside[name] = inside.get(name, frozenset()) | of_objects
     return FileLook(kind, frozenset(keys), inside)
 
 
@@ -175,9 +177,21 @@ def _next_objects(file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
             return
 
 
-def _keys(value: Any) -> frozenset[str]:
+def _keys_inside(item: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    """The keys of the object, or of the first of a list, that stands under each key, and those one level deeper."""
+    for key, value in item.items():
+        inner = _first_object(value)
+        yield key, frozenset(inner)
+        yield from (
+            (f"{key}.{name}", frozenset(deep for deep, content in _first_object(values).items() if content))
+            for name, values in inner.items()
+            if isinstance(values, dict | list)
+        )
+
+
+def _first_object(value: Any) -> dict[str, Any]:
     item = value[0] if isinstance(value, list) and value else value
-    return frozenset(islice(item, _MOST_KEYS)) if isinstance(item, dict) else frozenset()
+    return dict(islice(item.items(), _MOST_KEYS)) if isinstance(item, dict) else {}
 
 
 def _table(file: IO[bytes]) -> FileLook:

@@ -4,7 +4,6 @@ Only names that `logs.metric_names` has are kept.
 """
 
 import csv
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
@@ -14,9 +13,9 @@ from typing import IO, Any, Final
 from mismatch_probe.errors import UsageError, message_of
 from mismatch_probe.logs.formats import recognise
 from mismatch_probe.logs.look import files_of
-from mismatch_probe.logs.metric_names import console_words, metric_names
+from mismatch_probe.logs.metric_names import metric_names
 from mismatch_probe.logs.row import LONGEST_LINE_BYTES, as_float, next_line, parse_line, size_of
-from mismatch_probe.logs.tracker_files import is_events, is_sqlite, read_events, read_trackio
+from mismatch_probe.logs.tracker_files import is_events, is_sqlite, read_console, read_events, read_trackio
 from mismatch_probe.reading import Unreadable, open_file
 
 FORMAT: Final = "metrics"
@@ -250,50 +249,11 @@ def _is_metric_value(name: str, value: Any) -> bool:
     return name not in _STEP_KEYS and type(value) in (int, float)
 
 
-_NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_VERL: Final = re.compile(r"(?:^|\s)step:(\d{1,15}) - ")
-_VERL_ITEM: Final = re.compile(rf"([^\s:]{{1,200}}):(?:[\w.]{{1,30}}\()?({_NUMBER})")
-_DICT: Final = re.compile(r"\b(?:step|rollout|perf) (\d{1,15}): \{")
-_DICT_ITEM: Final = re.compile(rf"'([^'\s]{{1,200}})': '?(?:[\w.]{{1,30}}\()?({_NUMBER})")
-_STEP: Final = re.compile(r"(?:^|[^\w])Step (\d{1,15})(?::\s*$|/\d| \|)")
-
-
 def _console_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
-    """What the five trainers print: verl's `step:3 - NAME:0.1 - `, slime's `step 3: {'NAME': 0.1}`, SkyRL's `Step 3:`
-    with such a dictionary below, prime-rl's `Step 3 | ... | Mismatch KL 0.001`, NeMo-RL's list under `Step 3/100`.
-    """
-    step: int | None = None
-    with open_file(path) as file:
-        while raw := file.readline(_LONGEST_TEXT_LINE):
-            if not raw.endswith(b"\n") and len(raw) < _LONGEST_TEXT_LINE:
-                log.cut_off = f"the last line of {path.name} was being written, and is left out"
-                break
-            line = _COLOUR.sub("", raw.decode("utf-8", errors="replace"))
-            if (match := _VERL.search(line)) is not None:
-                for item in line[match.end() :].split(" - "):
-                    if (pair := _VERL_ITEM.match(item.strip())) is not None:
-                        yield int(match[1]), pair[1], float(pair[2])
-                continue
-            if (match := _DICT.search(line)) is not None:
-                yield from _dictionary_entries(int(match[1]), line[match.end() :])
-                continue
-            if (match := _STEP.search(line)) is not None:
-                step = int(match[1])
-            if step is not None:
-                yield from _dictionary_entries(step, line)
-                yield from _worded_entries(step, line)
+    def note(sentence: str) -> None:
+        log.cut_off = sentence
 
-
-def _dictionary_entries(step: int, text: str) -> Iterator[MetricEntry]:
-    yield from ((step, name, float(value)) for name, value in _DICT_ITEM.findall(text))
-
-
-def _worded_entries(step: int, line: str) -> Iterator[MetricEntry]:
-    for words, name in console_words().items():
-        place = line.find(words)
-        if place >= 0 and (number := re.match(_NUMBER, line[place + len(words) :])) is not None:
-            yield step, name, float(number[0])
+    return read_console(path, note)
 
 
 def _table_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:

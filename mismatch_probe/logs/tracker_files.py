@@ -1,5 +1,8 @@
-"""Files of trackers: TensorBoard's event files and trackio's databases, read without their libraries and bounded."""
+"""Files of trackers and consoles: TensorBoard's event files, trackio's databases and what trainers print, read without
+their libraries and bounded.
+"""
 
+import re
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
@@ -8,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.errors import message_of
-from mismatch_probe.logs.row import as_float, size_of
+from mismatch_probe.logs.metric_names import console_words
+from mismatch_probe.logs.row import as_float, parse_line, size_of
 from mismatch_probe.reading import Unreadable, is_there, open_file, parse_json
 
 TellNote = Callable[[str], None]
@@ -22,6 +26,8 @@ _SQLITE: Final = b"SQLite format 3\0"
 _LONGEST_ROW: Final = 2**22
 _MOST_WORK: Final = 2**31
 _WORK_BETWEEN_LOOKS: Final = 2**16
+_LONGEST_CONSOLE_LINE: Final = 2**20
+_LARGEST_STEP: Final = 2**53
 
 
 def _crc_table() -> tuple[int, ...]:
@@ -200,3 +206,71 @@ def _json_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     raise Unreadable("a row of its metrics is no text")
+
+
+_NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_VERL: Final = re.compile(r"(?:^|\s)step:(\d{1,15}) - ")
+_VERL_ITEM: Final = re.compile(rf"([^\s:]{{1,200}}):(?:[\w.]{{1,30}}\()?({_NUMBER})")
+_DICT: Final = re.compile(r"\b(?:step|rollout|perf) (\d{1,15}): \{")
+_DICT_ITEM: Final = re.compile(rf"'([^'\s]{{1,200}})': '?(?:[\w.]{{1,30}}\()?({_NUMBER})")
+_ROLL: Final = re.compile(r"\bmetrics_tag: (\{.*\})\s*$")
+_AREAL: Final = re.compile(r"\bTrain step (\d{1,15})/\d+ done\.")
+_AREAL_CELLS: Final = re.compile(rf"│ *([^│\s]{{1,200}}) *│ *({_NUMBER}) *(?=│)")
+_STEP: Final = re.compile(r"(?:^|[^\w])Step (\d{1,15})(?::\s*$|/\d| \|)")
+
+
+def read_console(path: Path, note: TellNote) -> Iterator[tuple[int, str, float]]:
+    """What trainers print: verl's and rllm's `step:3 - NAME:0.1 - `, slime's `step 3: {'NAME': 0.1}`, SkyRL's `Step 3:`
+    with such a dictionary below, prime-rl's `Step 3 | ... | Mismatch KL 0.001`, NeMo-RL's list under `Step 3/100`,
+    ROLL's `metrics_tag: {"step": 3, "metrics": {}}`, AReaL's table under `Train step 4/100 done.`, which is step 3.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        Unreadable: the file cannot be read.
+    """
+    step: int | None = None
+    with open_file(path) as file:
+        while raw := file.readline(_LONGEST_CONSOLE_LINE):
+            if not raw.endswith(b"\n") and len(raw) < _LONGEST_CONSOLE_LINE:
+                note(f"the last line of {path.name} was being written, and is left out")
+                break
+            line = _COLOUR.sub("", raw.decode("utf-8", errors="replace"))
+            if (match := _VERL.search(line)) is not None:
+                for item in line[match.end() :].split(" - "):
+                    if (pair := _VERL_ITEM.match(item.strip())) is not None:
+                        yield int(match[1]), pair[1], float(pair[2])
+            elif (match := _DICT.search(line)) is not None:
+                yield from _dictionary_entries(int(match[1]), line[match.end() :])
+            elif (match := _ROLL.search(line)) is not None:
+                yield from _entries_of_roll(match[1])
+            elif (match := _AREAL.search(line)) is not None:
+                step = int(match[1]) - 1
+            else:
+                if (match := _STEP.search(line)) is not None:
+                    step = int(match[1])
+                if step is not None:
+                    yield from _dictionary_entries(step, line)
+                    yield from _worded_entries(step, line)
+                    yield from ((step, name, float(value)) for name, value in _AREAL_CELLS.findall(line))
+
+
+def _dictionary_entries(step: int, text: str) -> Iterator[tuple[int, str, float]]:
+    yield from ((step, name, float(value)) for name, value in _DICT_ITEM.findall(text))
+
+
+def _worded_entries(step: int, line: str) -> Iterator[tuple[int, str, float]]:
+    for words, name in console_words().items():
+        place = line.find(words)
+        if place >= 0 and (number := re.match(_NUMBER, line[place + len(words) :])) is not None:
+            yield step, name, float(number[0])
+
+
+def _entries_of_roll(text: str) -> Iterator[tuple[int, str, float]]:
+    try:
+        content = parse_line(text.encode())
+    except Unreadable:  # a message that only looks like one
+        return
+    step, metrics = content.get("step"), content.get("metrics")
+    if type(step) is int and 0 <= step < _LARGEST_STEP and isinstance(metrics, dict):
+        yield from ((step, name, float(value)) for name, value in metrics.items() if type(value) in (int, float))

@@ -242,19 +242,24 @@ _JUDGED_TOKENS: Final = 8
 def agreement_with_itself(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> dict[str, Any] | None:
     """How far log-probs of the same tokens are from each other in passes that must agree; None without tokens.
 
-    The last tokens of each sequence [S] are scored in one pass, in a pass without its last token (`shorter_nats`), and
-    one by one behind a cache of the tokens before (`cached_nats`): median abs differences in nats, of which
-    `num_tokens` decide. Where the model cannot be run with a cache, `cached_nats` is None and `why_not_cached` says so.
+    The last tokens of each sequence [S] are scored in one pass, in the same pass once more (`again_nats`), in a pass
+    without its last token (`shorter_nats`), and one by one behind a cache of the tokens before (`cached_nats`): median
+    abs differences in nats, of which `num_tokens` decide. Where the model cannot be run with a cache, `cached_nats` is
+    None and `why_not_cached` says so.
     """
-    of_shorter, of_cached, why = [], [], None
+    of_again, of_shorter, of_cached, why = [], [], [], None
     for sequence in sequences:
         ids_1S = torch.tensor([sequence[:_AGREEMENT_TOKENS]], device=model.device)
         num_last = min(_JUDGED_TOKENS, (ids_1S.shape[1] - 1) // 2)
         if num_last < 1:
             continue
         targets_J = ids_1S[0, -num_last:]
-        whole_J = _log_probs_of(model(input_ids=ids_1S, use_cache=False).logits[0, -num_last - 1 : -1], targets_J)
+        whole_J, again_J = (
+            _log_probs_of(model(input_ids=ids_1S, use_cache=False).logits[0, -num_last - 1 : -1], targets_J)
+            for _ in range(2)
+        )
         shorter_J = _log_probs_of(model(input_ids=ids_1S[:, :-1], use_cache=False).logits[0, -num_last:], targets_J)
+        of_again.append((whole_J - again_J).abs())
         of_shorter.append((whole_J - shorter_J).abs())
         try:
             cached_J = _log_probs_of(_logits_behind_cache(model, ids_1S[:, :-1], num_last), targets_J)
@@ -266,6 +271,7 @@ def agreement_with_itself(model: PreTrainedModel, sequences: Sequence[Sequence[i
         return None
     return {
         "num_tokens": sum(differences.numel() for differences in of_shorter),
+        "again_nats": float(torch.cat(of_again).median()),
         "shorter_nats": float(torch.cat(of_shorter).median()),
         "cached_nats": float(torch.cat(of_cached).median()) if of_cached else None,
         "why_not_cached": None if of_cached else why,

@@ -37,7 +37,7 @@ def growth_sentence(growth: StepGrowth, size: str = "") -> str:
     size: how large the last KL is, in words.
     """
     first = f"{_steps(growth.first_step, growth.first_up_to)} ({write_estimate(growth.first).value})"
-    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value}{size and f': {size}'})"
+    last = f"{last_steps(growth)} ({write_estimate(growth.last).value}{size and f': {size}'})"
     times = "" if growth.ratio is None else f" {write_fold(growth.ratio.value)}"
     most = ""
     if growth.steepest_ratio is not None:
@@ -56,6 +56,11 @@ def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
 
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def last_steps(growth: StepGrowth) -> str:
+    """`step 7`, or `steps 12 to 15`."""
+    return _steps(growth.last_from, growth.last_step)
 
 
 def step_to_explain(growth: StepGrowth) -> int:
@@ -77,9 +82,7 @@ def with_growth(growth: StepGrowth | None, verdict: Verdict) -> Verdict:
 
 def _where_to_look(growth: StepGrowth) -> str:
     if growth.steepest_step is None:
-        between = (
-            f"between {_steps(growth.first_step, growth.first_up_to)} and {_steps(growth.last_from, growth.last_step)}"
-        )
+        between = f"between {_steps(growth.first_step, growth.first_up_to)} and {last_steps(growth)}"
     else:
         between = f"between step {growth.step_before} and step {growth.steepest_step}"
     return f"Look at what changed {between}: {_WHAT_CAN_CHANGE}."
@@ -87,7 +90,7 @@ def _where_to_look(growth: StepGrowth) -> str:
 
 _FOREMOST: Final = (
     *("kl_k3", "abs_logprob_diff", "abs_logprob_diff_seq", "logprob_diff_rms", "token_mult_prob_error"),
-    "prob_abs_diff",
+    *("kl_k2", "prob_abs_diff"),
     *("chi2_token", "ratio_abs_error", "log_ppl_abs_diff", "prob_pearson", "kl_entropy_ratio"),
 )
 """Metrics whose shape is judged; the headline is about the first that is there."""
@@ -313,7 +316,7 @@ def curve_sentence(curve: MetricCurve) -> str:
         case "too_short":
             few = f"the median of {write_count(curve.num_steps)} steps, too few for a shape"
             return f"{words} is {last} at {few}{levels}"
-    return f"No curve of this log measures the mismatch; {words} is {last} at the median"
+    return f"No curve of this log measures the mismatch; {curve.words} is {last} at the median"
 
 
 def _fold(curve: MetricCurve) -> float:

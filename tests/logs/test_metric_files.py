@@ -28,6 +28,10 @@ SAMPLES = {
     "nemo_rl.tfevents": ("TensorBoard event files", "train/gen_kl_error", 30),
     "tensorboardx.tfevents": ("TensorBoard event files", "rollout_corr/k3_kl", 30),
     "trackio.db": ("a trackio database", "rollout_corr/k3_kl", 30),
+    "areal.log": ("console lines", "ppo_actor/update/compute_logp/kl_div_dual/avg", 4),
+    "areal.tfevents": ("TensorBoard event files", "ppo_actor/update/compute_logp/kl_div_dual/avg", 4),
+    "roll.log": ("console lines", "actor/train_infer_ratio_token_mean", 30),
+    "rllm.log": ("console lines", "optim/kl_sample_train_v2", 30),
     "wandb_chart.csv": ("a CSV", "rollout_corr/k3_kl", 24),
 }
 
@@ -59,6 +63,19 @@ def test_two_ways_to_write_one_run_give_one_curve() -> None:
     assert events.series == dump.series
     printed = prints.series["train/gen_kl_error"]
     assert printed == {step: round(value, 4) for step, value in events.series["train/gen_kl_error"].items()}
+
+
+def test_a_table_of_areal_has_the_values_of_its_event_file() -> None:
+    table, events = (read_metric_log(DATA / f"areal.{ending}").series for ending in ("log", "tfevents"))
+    assert table.keys() == events.keys()
+    for name, curve in events.items():
+        assert table[name] == pytest.approx(curve, rel=1e-4), name
+
+
+def test_a_tag_that_only_looks_like_one_of_roll_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "roll.log").write_text('metrics_tag: {no JSON}\nmetrics_tag: {"step": null, "metrics": {"a": 1}}\n')
+    with pytest.raises(UsageError):
+        metrics_of(tmp_path / "roll.log", "metrics")
 
 
 def test_values_of_the_consoles_are_those_of_their_lines() -> None:

@@ -195,6 +195,7 @@ def test_a_sound_reference_agrees_with_itself(family: str, checkpoint: Checkpoin
     measured = agreement(checkpoint(family))
     assert measured["num_tokens"] == 16
     assert max(measured["shorter_nats"], measured["cached_nats"]) < 1e-4
+    assert measured["again_nats"] < 1e-6
     assert contradiction({AGREEMENT: measured}) is None
 
 
@@ -206,6 +207,13 @@ def test_a_cached_pass_that_is_off_is_seen(family: str, strength: float, checkpo
         return hidden_BSD * (1 + strength * torch.sign(hidden_BSD)) if hidden_BSD.shape[1] == 1 else hidden_BSD
 
     assert "behind a cache" in (contradiction({AGREEMENT: agreement(checkpoint(family), spoil)}) or "")
+
+
+@pytest.mark.slow
+def test_a_model_whose_dropout_is_active_does_not_repeat_its_own_pass(checkpoint: Checkpoint) -> None:
+    measured = agreement(checkpoint("llama"), lambda hidden_BSD: torch.nn.functional.dropout(hidden_BSD, 0.01))
+    assert measured["again_nats"] > 1e-3
+    assert "in the same pass once more" in (contradiction({AGREEMENT: measured}) or "")
 
 
 @pytest.mark.slow

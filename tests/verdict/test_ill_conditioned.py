@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mismatch_probe.causes.comparison import Code
+from mismatch_probe.compare.verdict_input import NO_REPEAT
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.rounding import conditioning
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
@@ -191,6 +192,18 @@ def test_where_fp64_cannot_be_had_a_deviation_without_a_shape_is_undecided() -> 
     verdict = judge(case(pair, pair))
     assert (verdict.kind, verdict.code) == ("undecided", Code.ILL_CONDITIONED)
     assert "could not be computed in FP64: not enough memory." in verdict.sentence
+
+
+def test_a_training_path_that_does_not_repeat_in_fp64_either_is_not_acquitted_by_it() -> None:
+    """With dropout FP32 is far from FP64, and no rounding is why."""
+    noisy = replace(ill_conditioned(), conditioning=NO_REPEAT, exact_repeat=0.02)
+    verdict = judge(case(noisy, noisy))
+    assert (verdict.kind, verdict.code) == ("bug", Code.NOT_REPEATABLE)
+    assert "two FP64 passes over the same tokens differ" in verdict.sentence
+    assert any("could not be measured in FP64" in line for line in verdict.evidence)
+    for repeats in (0.0, 1e-9, None):
+        pair = replace(ill_conditioned(), exact_repeat=repeats)
+        assert judge(case(pair, pair)).code == Code.ILL_CONDITIONED
 
 
 def test_an_error_that_is_somewhat_larger_is_undecided() -> None:

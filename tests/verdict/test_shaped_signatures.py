@@ -105,6 +105,32 @@ def test_other_text_before_few_prompts_shows_at_their_first_places() -> None:
     assert prompt_prefix(deviations) is not None
 
 
+def in_half_of_the_prompts(seed: int, size_in_responses: float, power: float) -> Disagreement:
+    """Errors of 0.1 times place^power in the starts of every other prompt, and of another size in their responses."""
+    parts = []
+    for given, size in (
+        (world(12, 24, prompt=50, seed=seed), size_in_responses),
+        (world(12, 60, seed=seed + 100), 0.1),
+    ):
+        is_moved = given.sequences.spread(given.sequences.clusters % 2 == 1)
+        parts.append(disturbed(given, np.where(is_moved, size * given.places**power, 0.0)))
+    return replace(parts[0], prompt_start=parts[1])
+
+
+@pytest.mark.parametrize("seed", [1, 7, 8])
+def test_sequences_that_a_batch_left_as_they_are_do_not_hide_how_other_text_fades(seed: int) -> None:
+    """As with padding that is attended to: the longest sequences have none, and agree from the first place on."""
+    deviations = in_half_of_the_prompts(seed, 0.04, -0.1)
+    assert [test(deviations) is not None for test in SHAPED] == [False, True, False]
+    assert prompt_prefix(replace(deviations, train_dtype=Dtype.BF16)) is None, "as where all sequences count"
+
+
+@pytest.mark.parametrize("seed", [1, 7, 8])
+def test_weights_that_a_part_of_the_sequences_had_are_no_other_text(seed: int) -> None:
+    deviations = in_half_of_the_prompts(seed, 0.1, 0.0)
+    assert [test(deviations) is not None for test in SHAPED] == [False, False, False]
+
+
 def test_a_window_is_named_with_the_place_where_it_ends() -> None:
     cause = positions(behind_prompts(10, 0.1, 0.0, from_place=33))
     assert cause is not None

@@ -9,7 +9,7 @@ from typing import Final
 from mismatch_probe.errors import UsageError
 from mismatch_probe.inert import command_line
 from mismatch_probe.logs.format import Format, Holds
-from mismatch_probe.logs.formats.conversations import HARBOR, NEMO_GYM
+from mismatch_probe.logs.formats.conversations import HARBOR, NEMO_GYM, RLLM
 from mismatch_probe.logs.formats.nemo_rl import NEMO_RL
 from mismatch_probe.logs.formats.open_instruct import OPEN_INSTRUCT
 from mismatch_probe.logs.formats.plain import NEEDED, PLAIN
@@ -17,7 +17,7 @@ from mismatch_probe.logs.formats.prime_rl import PRIME_RL, PRIME_RL_TRACES
 from mismatch_probe.logs.formats.responses import SGLANG_RESPONSES, VLLM_RESPONSES
 from mismatch_probe.logs.formats.skyrl import SKYRL
 from mismatch_probe.logs.formats.slime import MILES, MILES_TRAIN, SLIME, SLIME_ROLLOUT
-from mismatch_probe.logs.formats.texts import AREAL, RLLM, ROLL, TRL, VERL_TEXT
+from mismatch_probe.logs.formats.texts import AREAL, RLLM_TEXT, ROLL, TRL, VERL_TEXT
 from mismatch_probe.logs.formats.tinker import TINKER
 from mismatch_probe.logs.formats.verl import VERL, VERL_PROTOCOL
 from mismatch_probe.logs.look import FileKind, FileLook, NoLogError, files_of, is_run, look_at
@@ -42,11 +42,12 @@ _BUILT_IN: Final = (
     SGLANG_RESPONSES,
     NEMO_GYM,
     HARBOR,
+    RLLM,
     TRL,
     VERL_TEXT,
     AREAL,
     ROLL,
-    RLLM,
+    RLLM_TEXT,
 )
 
 

@@ -1,4 +1,6 @@
-"""Conversations of agents, a record a trajectory with the ids of each turn: NeMo Gym's rollouts, Harbor's results."""
+"""Conversations of agents, a record a trajectory with the ids of each turn: NeMo Gym's rollouts, Harbor's results,
+rllm's episodes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from mismatch_probe.records.sequences import LoggedResponse
 
 _GYM: Final = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _HARBOR: Final = ("prompt_token_ids", "completion_token_ids", "logprobs")
+_RLLM: Final = ("prompt_ids", "response_ids", "logprobs")
 
 
 def _turn(
@@ -32,6 +35,7 @@ def _turn(
         sampled=np.ones(token_ids.size, np.bool_),
         log_mu=row.numbers(of_log_probs, token_ids.size) if row.columns.get(of_log_probs) else None,
         step=step,
+        weight_version=row.text("weight_version"),
         group=group,
         trajectory=trajectory,
         model=model,
@@ -107,6 +111,33 @@ def _turns_of_segment(segment: Row) -> Iterator[dict[str, Any]]:
         yield dict(zip(_HARBOR, values, strict=True))
 
 
+def _rllm_turns(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
+    for record in _records(path, tell):
+        task = (record.text("id") or "").rpartition(":")[0]
+        for number, trajectory in enumerate(record.rows("trajectories")):
+            of_trajectory = f"trajectory {number} of {record.where}"
+            for turn, step in enumerate(trajectory.rows("steps")):
+                response = _turn(
+                    step,
+                    _RLLM,
+                    where=f"step {turn} of {of_trajectory}",
+                    trajectory=of_trajectory,
+                    group=task or None,
+                    step=None,
+                )
+                if response is not None:
+                    yield response
+
+
+def has_step_ids(look: FileLook) -> bool:
+    """Whether the steps of an episode of rllm have token ids: one that was evaluated at another's server has none."""
+    return look.inside.get("trajectories.steps", frozenset()).issuperset(_RLLM[:2])
+
+
+def _is_rllm(look: FileLook) -> bool:
+    return look.json_with("id", "task", "trajectories") and has_step_ids(look)
+
+
 def _is_gym(look: FileLook) -> bool:
     return look.objects_with("response", "output") and "responses_create_params" in look.keys
 
@@ -130,5 +161,13 @@ HARBOR: Final = Format(
     holds=Holds.SAMPLER,
     fits=_is_harbor,
     responses=_harbor_turns,
+    step_of=lambda path: None,
+)
+RLLM: Final = Format(
+    name="rllm",
+    title="rllm's saved episodes",
+    holds=Holds.SAMPLER,
+    fits=_is_rllm,
+    responses=_rllm_turns,
     step_of=lambda path: None,
 )

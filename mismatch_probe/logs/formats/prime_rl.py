@@ -5,14 +5,15 @@ of a sequence has no log-prob: its place holds a filler, or a number of the sequ
 
 `rollouts/step_N/KIND/SUBSET/traces.jsonl` has an episode a line: traces of nodes that each add tokens. A path from the
 root to a leaf is a sequence. What the policy sampled on a stretch that several paths share counts in the first of them.
-`logprobs` has a number for each token that the mask names.
+`logprobs` and the columns beside it have a number for each token that the mask names, of four decimals; a node that no
+trainer saw has none of its. An agent that is not trained sampled nothing of the policy's.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -85,12 +86,15 @@ def _trace_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
         group = episode.inside("group").text("id") if episode.has("group") else None
         for number, trace in enumerate(episode.rows("traces")):
             trajectory = f"trace {number} of {trace.where}"
+            is_trained = not trace.has("agent") or trace.inside("agent").columns.get("trainable") is not False
             nodes = trace.rows("nodes")
+            calls = _calls_of_nodes(trace)
             indices: set[int] = set()
             for along in _paths(trace, nodes):
-                fresh = [(nodes[index], index not in indices) for index in along]
+                fresh = [(nodes[index], is_trained and index not in indices) for index in along]
                 response = _of_path(trace, fresh, step, version, group)
-                yield replace(response, trajectory=trajectory)
+                own_calls = [calls[index] for index in along if index in calls]
+                yield replace(response, trajectory=trajectory, **_said_of_calls(own_calls))
                 indices.update(along)
 
 
@@ -105,11 +109,31 @@ def _of_path(
         own=np.concatenate(masks),
         sampled=np.concatenate([mask & fresh for mask, (_, fresh) in zip(masks, along, strict=True)]),
         log_mu=_spread("logprobs", along, masks),
+        log_pi=_spread("trainer_logprobs", along, masks),
         log_ref=_spread("reference_logprobs", along, masks),
+        entropy_nats=_spread("entropies", along, masks),
         step=step,
         weight_version=version,
         group=group,
     )
+
+
+def _calls_of_nodes(trace: Row) -> dict[int, Row]:
+    """The call that made each node, by the node's index."""
+    calls = trace.rows("calls") if trace.has("calls") else []
+    return {node: call for call in calls if (node := call.integer("node")) is not None}
+
+
+def _said_of_calls(calls: Sequence[Row]) -> dict[str, Any]:
+    """The temperature and the model, where all calls of a path have the same, and how the last call ended."""
+    sampling = [call.inside("sampling") if call.has("sampling") else Row(call.where, {}) for call in calls]
+    temperatures = {each.number("temperature") for each in sampling}
+    models = {call.text("model") for call in calls}
+    return {
+        "temperature": temperatures.pop() if len(temperatures) == 1 else None,
+        "model": models.pop() if len(models) == 1 else None,
+        "finish_reason": calls[-1].text("finish_reason") if calls else None,
+    }
 
 
 def _spread(column: str, along: Sequence[tuple[Row, bool]], masks: Sequence[np.ndarray]) -> FloatArray | None:
@@ -157,7 +181,7 @@ def _work(episode: Row) -> tuple[int | None, str | None]:
 PRIME_RL_TRACES: Final = Format(
     name="prime_rl_traces",
     title="prime-rl's traces",
-    holds=Holds.SAMPLER,
+    holds=Holds.BOTH_SIDES,
     fits=lambda look: look.lines_with("task", "env") and look.objects_with("traces", "nodes"),
     responses=_trace_responses,
     step_of=lambda path: None,

@@ -25,7 +25,9 @@ _NAMED_BY_ID: Final = "token_id:"
 
 
 def _is_openai(look: FileLook) -> bool:
-    return look.lines_with("object", "choices") or look.objects_with("response", "body")
+    """Chats, completions and batch files, and vLLM's `/inference/v1/generate`, which has no `object`."""
+    is_answer = look.lines_with("object", "choices") or look.lines_with("request_id", "choices")
+    return is_answer or look.objects_with("response", "body")
 
 
 def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
@@ -46,7 +48,7 @@ def _answers(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 weight_version=line.text("weight_version") or version_of(spans),
                 weight_spans=spans,
                 temperature=line.number("temperature"),
-                group=answer.text("id"),
+                group=answer.text("id") or answer.text("request_id"),
                 trajectory=line.text("trajectory"),
                 model=answer.text("model"),
                 finish_reason=choice.text("finish_reason"),

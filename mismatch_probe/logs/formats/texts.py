@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mismatch_probe.logs.format import Format, Holds, PromptFileRow
+from mismatch_probe.logs.formats.conversations import has_step_ids
 from mismatch_probe.logs.look import FileLook
 from mismatch_probe.logs.row import Row, Tell, read_lines, read_object
 from mismatch_probe.logs.tables import read_table
@@ -46,7 +47,8 @@ def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> PromptFileRow:
 
 
 def _is_rllm(look: FileLook) -> bool:
-    return look.json_with("id", "task", "trajectories")
+    """One that its trainer's logger wrote, or one that was saved without the ids of its steps."""
+    return look.json_with("task", "trajectories") and bool(look.keys & {"id", "episode_id"}) and not has_step_ids(look)
 
 
 def _step_of_folder(path: Path) -> int | None:
@@ -87,6 +89,11 @@ ROLL: Final = Format(
     prompts=_roll,
     why_not=_DECODED,
 )
-RLLM: Final = Format(
-    name="rllm", title="an episode of rllm", holds=Holds.PROMPTS, fits=_is_rllm, prompts=_rllm, why_not=_NO_IDS
+RLLM_TEXT: Final = Format(
+    name="rllm_text",
+    title="an episode of rllm without token ids",
+    holds=Holds.PROMPTS,
+    fits=_is_rllm,
+    prompts=_rllm,
+    why_not=_NO_IDS,
 )

@@ -45,7 +45,11 @@ def contradiction(reference: Mapping[str, Any]) -> str | None:
     return None
 
 
-_PASSES: Final = {"cached_nats": "one by one behind a cache", "shorter_nats": "without the last token of the response"}
+_PASSES: Final = {
+    "again_nats": "in the same pass once more",
+    "cached_nats": "one by one behind a cache",
+    "shorter_nats": "without the last token of the response",
+}
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 

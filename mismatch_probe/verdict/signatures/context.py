@@ -71,16 +71,21 @@ def context_profile(disagreement: Disagreement) -> ContextProfile | None:
         return None
     at_first = float(start.is_beyond(FAR_BEYOND)[is_first].mean())
     from_place = EARLY[0] if at_first <= CLEAN_FIRST else 1
-    along = profile_along(start, from_place)
-    if along is None:
+    if at_first > CLEAN_FIRST and disagreement.is_exact:
+        of_start, of_responses = _of_other_prompts(start, disagreement)
+    else:
+        of_start, of_responses = start.uncertain, disagreement.uncertain
+    is_first, is_early = is_first & of_start, is_early & of_start
+    along = profile_along(start, from_place, of_start)
+    if along is None or not (is_first.any() and is_early.any()):
         return None
     far_places = [part.places[part.is_beyond(FAR_BEYOND) & part.uncertain] for part in (start, disagreement)]
     return ContextProfile(
         at_first=at_first,
         first=_mean_logit_error(start, is_first) / _mean_logit_error(start, is_early),
         size_early=_mean_logit_error(start, is_early) / float(along.levels.mean()),
-        size_later=_over_starts(start, start.uncertain & (start.places >= from_place), disagreement),
-        last=_last_over_first(disagreement),
+        size_later=_over_starts(start, of_start & (start.places >= from_place), disagreement, of_responses),
+        last=_last_over_first(disagreement, of_responses),
         along=along,
         first_place=int(min((places.min() for places in far_places if places.size), default=0)),
     )
@@ -90,8 +95,27 @@ def _mean_logit_error(disagreement: Disagreement, is_chosen: Mask) -> float:
     return float(np.exp(np.log(disagreement.logit_errors[is_chosen]).mean()))
 
 
-def _over_starts(start: Disagreement, is_chosen: Mask, disagreement: Disagreement) -> float:
-    """Size in the responses over that of the chosen prompt tokens that mu takes for about as likely.
+def _of_other_prompts(start: Disagreement, disagreement: Disagreement) -> tuple[Mask, Mask]:
+    """Uncertain tokens of the starts and of the responses, without prompts that agree in both: padding and packing
+    leave some sequences of a batch as they are, and these do not show how a deviation goes on.
+    """
+    agreeing = set.intersection(*(_agreeing_prompts(part) for part in (start, disagreement)))
+    masks = []
+    for part in (start, disagreement):
+        sequences = part.pair.sequences
+        masks.append(part.uncertain & ~sequences.spread(np.isin(sequences.clusters, list(agreeing))))
+    return (masks[0], masks[1]) if all(mask.any() for mask in masks) else (start.uncertain, disagreement.uncertain)
+
+
+def _agreeing_prompts(part: Disagreement) -> set[int]:
+    """Prompts whose tokens deviate by rounding at the median, in all sequences."""
+    sequences, near = part.pair.sequences, ~part.is_beyond(FAR_BEYOND)
+    agrees = sequences.sum_by_sequence(near & part.uncertain) > sequences.sum_by_sequence(part.uncertain) / 2
+    return set(sequences.clusters[agrees].tolist()) - set(sequences.clusters[~agrees].tolist())
+
+
+def _over_starts(start: Disagreement, is_chosen: Mask, disagreement: Disagreement, of_responses: Mask) -> float:
+    """Size in these tokens of the responses over that of the chosen prompt tokens that mu takes for about as likely.
 
     Real prompts hold many tokens that their model would never sample (a third below p = 1e-3 on SmolLM2, a tenth of its
     responses), and whatever moves the logits moves those most: other weights 2.5 times as much, a temperature 8 times.
@@ -99,27 +123,27 @@ def _over_starts(start: Disagreement, is_chosen: Mask, disagreement: Disagreemen
     levels = [np.digitize(part.pair.prob_mu, LIKELIHOODS) for part in (start, disagreement)]
     log_ratio, num_tokens = 0.0, 0
     for level in range(len(LIKELIHOODS) + 1):
-        of_start, of_responses = (
+        at_start, later = (
             counts & (levels_of_part == level)
-            for counts, levels_of_part in zip((is_chosen, disagreement.uncertain), levels, strict=True)
+            for counts, levels_of_part in zip((is_chosen, of_responses), levels, strict=True)
         )
-        if of_start.sum() >= LEAST_STARTS and (count := int(of_responses.sum())):
+        if at_start.sum() >= LEAST_STARTS and (count := int(later.sum())):
             log_ratio += count * float(
-                np.log(_mean_logit_error(disagreement, of_responses) / _mean_logit_error(start, of_start))
+                np.log(_mean_logit_error(disagreement, later) / _mean_logit_error(start, at_start))
             )
             num_tokens += count
     if not num_tokens:
-        return _mean_logit_error(disagreement, disagreement.uncertain) / _mean_logit_error(start, is_chosen)
+        return _mean_logit_error(disagreement, of_responses) / _mean_logit_error(start, is_chosen)
     return float(np.exp(log_ratio / num_tokens))
 
 
-def _last_over_first(disagreement: Disagreement) -> float:
-    places = disagreement.places[disagreement.uncertain]
+def _last_over_first(disagreement: Disagreement, of_responses: Mask) -> float:
+    places = disagreement.places[of_responses]
     if places.max() < LEAST_SPAN * places.min():
         return 1.0
     low, high = np.quantile(places, (0.25, 0.75))
-    return _mean_logit_error(disagreement, disagreement.uncertain & (disagreement.places >= high)) / _mean_logit_error(
-        disagreement, disagreement.uncertain & (disagreement.places <= low)
+    return _mean_logit_error(disagreement, of_responses & (disagreement.places >= high)) / _mean_logit_error(
+        disagreement, of_responses & (disagreement.places <= low)
     )
 
 

@@ -58,6 +58,8 @@ class Disagreement:
     """Both sides' choice of experts, where it was recorded."""
     conditioning: Conditioning | str | None = None
     """What rounding in FP32 does to the checkpoint, or why that could not be measured; None where nothing asked."""
+    exact_repeat: float | None = None
+    """The median nats between two passes of the training path in FP64 over the same tokens, where a run measured it."""
     rounding: float | None = None
     """The rms of d (nats) that rounding alone gives, where `floor` is the sides' own noise; None: `floor`."""
 
@@ -207,13 +209,13 @@ class Profile:
         return f"place^{self.slope:.2f} (standard error {self.error:.2f})"
 
 
-def profile_along(disagreement: Disagreement, from_place: int = 1) -> Profile | None:
-    """The profile of abs(d) from a place of the context on; None for one prompt, or places that span less than a factor
-    of 8.
+def profile_along(disagreement: Disagreement, from_place: int = 1, of_tokens: Mask | None = None) -> Profile | None:
+    """The profile of abs(d) from a place of the context on, of these tokens [T], all uncertain ones where None; None
+    for one prompt, or places that span less than a factor of 8.
 
     Levels are geometric means, so that flips between experts and rare tokens do not make the profile.
     """
-    is_chosen = disagreement.uncertain & (disagreement.places >= from_place)
+    is_chosen = (disagreement.uncertain if of_tokens is None else of_tokens) & (disagreement.places >= from_place)
     if not is_chosen.any():
         return None
     places = np.log(disagreement.places[is_chosen])

@@ -1,8 +1,8 @@
 """Causes in what computes: other weights, other experts, passes that do not repeat.
 
-The same leg twice differs; decode and prefill of one engine differ; or the training path's two FP32 passes over the
-same ids differ from each other as much as from the engine, each by errors of its own. None of these involves the other
-side.
+The same leg twice differs; decode and prefill of one engine differ; the training path's two FP32 passes over the same
+ids differ from each other as much as from the engine, each by errors of its own; or its two FP64 passes differ. None of
+these involves the other side.
 
 Every token of every response deviates, from the first place of the context on, where neither positions nor caches have
 a say, and without the fading of different text. What is left when rounding, sampling, labels, prompts and positions
@@ -18,6 +18,7 @@ first layer that differs says how far the two sides agree.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -57,6 +58,10 @@ SIBLINGS = ("mu_siblings", "pi_siblings")
 OTHER_BATCHES = ("pi_other_batch", "mu_other_batch", "mu_decoded_alone", *SIBLINGS)
 """Another batch is another kernel, or another order of sums: in 16 bit only the reference shows how far these may
 round differently."""
+
+REPEATS_IN_FP64 = 1e-6
+"""Nats between two FP64 passes over the same tokens, a thousand times what rounding in FP64 makes where FP32 errs by a
+nat. More is no rounding: dropout, padding that is attended to, another state."""
 
 SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
@@ -120,7 +125,19 @@ def not_repeatable(disagreement: Disagreement) -> Cause | None:
                     f"{write_number(repetition.floor)}"
                 ],
             )
+    if is_no_rounding(disagreement.exact_repeat):
+        return Cause.of(
+            Code.NOT_REPEATABLE,
+            side="The training path",
+            what="two FP64 passes over the same tokens differ",
+            evidence=[f"median difference {write_number(disagreement.exact_repeat)} nats, which no rounding makes"],
+        )
     return None
+
+
+def is_no_rounding(exact_repeat: float | None) -> TypeGuard[float]:
+    """Whether two passes in FP64 over the same tokens differ, so that what they differ by from FP32 is not rounding."""
+    return exact_repeat is not None and not exact_repeat <= REPEATS_IN_FP64
 
 
 def with_unshown_repetitions(disagreement: Disagreement | None, verdict: Verdict) -> Verdict:
