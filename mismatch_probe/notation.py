@@ -312,7 +312,9 @@ def _write_at(number: float, place: int, exponent: int) -> str:
 
 
 def _write_tokens_at(number: float, place: int) -> str:
-    """A bound far below its number keeps a digit of its own: `13B [100k, 15B]`."""
+    """A bound far below its number keeps a digit of its own: `13B [100k, 15B]`; parts of a token are `< 1`."""
+    if 0 < number < 1:
+        return "< 1"
     if number and not round(number, -place):
         place = _exponent(number)
     rounded_number = round(number, -place)

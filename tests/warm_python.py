@@ -5,6 +5,7 @@ of it: they cost milliseconds where new interpreters import for twenty seconds. 
 does at its end, is not to be seen in it.
 """
 
+import faulthandler
 import os
 import runpy
 import select
@@ -14,9 +15,10 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from mismatch_probe.children import messages, servers
 from mismatch_probe.children.messages import Send
@@ -37,6 +39,8 @@ from tests.forks import (
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
+LONGEST_SECONDS: Final = 500.0
+"""After which a process that a test waits for hangs: it ends before pytest's own limit, and its errors say where."""
 OnStart = Callable[[int], None]
 
 
@@ -106,7 +110,9 @@ def _running(
     with TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
         every_core = every_core or "WORLD_SIZE" in environment or module == "torch.distributed.run"
-        job = _job((module, *words), environment, Path.cwd(), streams, every_core=every_core, preload=preload)
+        job = _job(
+            (module, *words), environment, Path.cwd(), streams, LONGEST_SECONDS, every_core=every_core, preload=preload
+        )
         with result_of(job) as result:
 
             def ended(on_start: OnStart) -> Answer:
@@ -130,7 +136,7 @@ def warm_process(
     It is ended with the body; what it starts is left to itself.
     """
     streams = (Path(os.devnull), errors)
-    with process_of(_job((module, *words), environment or {}, folder, streams, every_core=every_core)) as job:
+    with process_of(_job((module, *words), environment or {}, folder, streams, None, every_core=every_core)) as job:
         yield WarmProcess(job)
 
 
@@ -160,18 +166,27 @@ def _job(
     environment: Mapping[str, str],
     folder: Path,
     streams: Sequence[Path],
+    seconds: float | None,
     *,
     every_core: bool,
     preload: Preload = "engine",
 ) -> Job:
-    arguments = (list(map(str, words)), dict(environment), str(folder), list(map(str, streams)), every_core)
+    arguments = (list(map(str, words)), dict(environment), str(folder), list(map(str, streams)), seconds, every_core)
     return Job(str(words[0]), fork_and_wait, arguments, preload, "")
 
 
 def fork_and_wait(
-    send: Send, words: list[str], environment: dict[str, str], folder: str, streams: list[str], every_core: bool
+    send: Send,
+    words: list[str],
+    environment: dict[str, str],
+    folder: str,
+    streams: list[str],
+    seconds: float | None,
+    every_core: bool,
 ) -> int:
     """Fork the process, tell its id, and return the code that it ends with.
+
+    seconds: after so many it, and each fork of it, writes where its threads stand and ends.
 
     What is ended here ends the process too; the server that this is a job of does nothing for what the process leaves.
     """
@@ -181,13 +196,13 @@ def fork_and_wait(
         if every_core:
             take_every_core()
         written = [os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for stream in streams]
-        become(words, environment, [0, *written])
+        become(words, environment, [0, *written], seconds)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(pid, signal.SIGKILL))
     send(pid)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def become(words: list[str], environment: dict[str, str], streams: list[int]) -> NoReturn:
+def become(words: list[str], environment: dict[str, str], streams: list[int], seconds: float | None = None) -> NoReturn:
     """Run the module as the program of this fork, in a session of its own, with these descriptors as its streams."""
     code: Any = 1
     try:
@@ -195,6 +210,9 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
         for standard, stream in enumerate(streams):
             os.dup2(stream, standard)
         close_all_but(())
+        if seconds is not None:
+            _end_after(seconds)
+            os.register_at_fork(after_in_child=partial(_end_after, seconds))
         _prepare(environment)
         if words[0].startswith("vllm."):
             as_server_of_vllm()
@@ -212,6 +230,10 @@ def become(words: list[str], environment: dict[str, str], streams: list[int]) ->
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _end_after(seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
 
 def _prepare(environment: dict[str, str]) -> None:

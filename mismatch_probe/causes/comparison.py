@@ -304,7 +304,8 @@ class Code(Catalogued):
         variants={
             "rounding": Words(
                 "This is a bug, not precision: {sides} by more than {formats} can.", "Look for {look_for}."
-            )
+            ),
+            "steps": Words("This is a bug, not precision: at {steps} the two sides differ by more than {formats} can."),
         },
     )
     OTHER_CHECKPOINT = Mismatch(

@@ -15,7 +15,8 @@ from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.reading import merge_tables
 
 if TYPE_CHECKING:
-    from mismatch_probe.cli.progress import ProgressLine
+    from mismatch_probe.cli.progress import Announcement, ProgressLine
+    from mismatch_probe.config.model import LoggedSide
     from mismatch_probe.importing.scoring import ProgressCallback
     from mismatch_probe.records.findings import Explanation
     from mismatch_probe.records.manifest import Manifest
@@ -115,7 +116,7 @@ def file_explanation(
         MismatchProbeError: it cannot be done; nothing is filed.
     """
     from mismatch_probe.cli.output import narration
-    from mismatch_probe.cli.progress import progress_line
+    from mismatch_probe.cli.progress import Announcement, progress_line
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import ExplainSettings
     from mismatch_probe.importing.scoring import MOST_RESPONSES, explain_log
@@ -126,9 +127,10 @@ def file_explanation(
     name = explain_file(step)
     with directory.reserve(name):
         require_absent(directory.path / name)
-        with progress_line(narration(), first="loading the checkpoint") as line:
+        clock = Announcement()
+        with progress_line(narration(), clock.remaining, first="loading the checkpoint") as line:
             explanation = explain_log(
-                directory, settings, step, num_responses or MOST_RESPONSES, _explain_progress(line)
+                directory, settings, step, num_responses or MOST_RESPONSES, _explain_progress(line, clock)
             )
         with directory.lock(_LONGEST_WAIT_SECONDS):
             Findings(directory.path).write(explanation)
@@ -147,10 +149,14 @@ def show_explanation(explanation: Explanation, report: Path | None, *, json_outp
     return explanation.exit_code
 
 
-def _explain_progress(line: ProgressLine) -> ProgressCallback:
+def _explain_progress(line: ProgressLine, clock: Announcement) -> ProgressCallback:
     from mismatch_probe.report.answers.explain import SIDES
 
-    return lambda side, number, of, how_far: line.at(f"the {SIDES[side]}'s side", number, of, how_far)
+    def tell(side: LoggedSide, number: int, of: int, how_far: str, seconds_left: float | None) -> None:
+        clock.hear(seconds_left)
+        line.at(f"the {SIDES[side]}'s side", number, of, how_far)
+
+    return tell
 
 
 def _declared_values(manifest: Manifest, temperature: float | None) -> dict[str, Any]:

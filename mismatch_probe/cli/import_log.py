@@ -109,8 +109,9 @@ def import_log(
     try:
         with progress_line(console) as line:
             count = _Count(line, log_format.sources(source))
-            layout = _layout_by(flag_values)
-            run = import_log(_log(log_format, source, count), settings, out, count.add, count.end, texts, layout)
+            run = import_log(
+                _log(log_format, source, count), settings, out, count.add, count.end, texts, *_facts_by(flag_values)
+            )
     except (KeyboardInterrupt, MismatchProbeError):
         if RunDirectory(out).is_run:
             print_line(console, "What was imported is kept. Continue with:")
@@ -204,8 +205,8 @@ def _texts_by(flag_values: Mapping[str, Any]) -> TokenTexts:
     return TokenTexts(load_tokenizer(folder, trust_remote_code=model.trust_remote_code))
 
 
-def _layout_by(flag_values: Mapping[str, Any]) -> ExpertLayout | None:
-    """What the configuration of --model says of experts; None without one, and of a dense model.
+def _facts_by(flag_values: Mapping[str, Any]) -> tuple[ExpertLayout | None, frozenset[int]]:
+    """What the checkpoint of --model says of experts, None of a dense model, and at which ids it stops.
 
     Raises:
         UsageError: there is no such checkpoint, or its configuration cannot be read.
@@ -213,12 +214,13 @@ def _layout_by(flag_values: Mapping[str, Any]) -> ExpertLayout | None:
     from mismatch_probe.config.load import parse_settings
     from mismatch_probe.config.model import ModelSettings
     from mismatch_probe.logs.choices import ExpertLayout
-    from mismatch_probe.provenance.checkpoint import read_config
+    from mismatch_probe.provenance.checkpoint import end_token_ids, read_config
     from mismatch_probe.tasks import resolve_model
 
     if "model" not in flag_values:
-        return None
-    return ExpertLayout.of(read_config(resolve_model(parse_settings(ModelSettings, flag_values["model"]))))
+        return None, frozenset()
+    folder = resolve_model(parse_settings(ModelSettings, flag_values["model"]))
+    return ExpertLayout.of(read_config(folder)), end_token_ids(folder, None)
 
 
 def _with_checkpoint(

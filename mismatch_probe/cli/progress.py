@@ -82,6 +82,21 @@ class _Countdown:
         return expectation
 
 
+class Announcement:
+    """The time that is left by what a child process said last, and by the clock since then."""
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None
+        self._since = time.monotonic()
+
+    def hear(self, seconds: float | None) -> None:
+        """None: what is done now has no known time, and what was said before holds no longer."""
+        self._seconds, self._since = seconds, time.monotonic()
+
+    def remaining(self) -> float | None:
+        return None if self._seconds is None else max(0.0, self._seconds - (time.monotonic() - self._since))
+
+
 class ProgressLine:
     """`part 5 of 8, about 2 min left: PyTorch scores in FP32, 3 of 16 batches`; made by `progress_line`.
 

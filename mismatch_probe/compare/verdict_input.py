@@ -3,8 +3,9 @@
 Departures are those of each logged side from the reference.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any, Final
 
 import numpy as np
@@ -54,14 +55,14 @@ def worst_in_context(data: PairData) -> list[TokenInContext]:
     """The tokens of the largest abs(d), largest first; none where no response is usable."""
     if data.pair is None:
         return []
-    tokens = []
+    tokens, name_of = [], _names(data)
     for worst in worst_tokens(data.pair, WORST_TOKENS):
         row = int(data.rows[worst.row])
         texts = data.rollouts["token_texts"][row].as_py()
         position = data.position_in_response(worst.row, worst.position)
         tokens.append(
             TokenInContext(
-                sequence_id=data.rollouts["id"][row].as_py(),
+                sequence_id=name_of(row),
                 position=position,
                 before="".join(texts[max(0, position - CONTEXT_TOKENS) : position]),
                 token=texts[position],
@@ -78,12 +79,34 @@ def few_tokens_of(data: PairData) -> FewTokens | None:
     """The few tokens that contribute half of the KL, if few do; a response of a log has the name of the log."""
     if data.pair is None:
         return None
-    names = data.rollouts["where" if "where" in data.rollouts.column_names else "id"]
+    name_of = _names(data)
 
     def place(row: int, position: int) -> tuple[str, int]:
-        return names[int(data.rows[row])].as_py(), data.position_in_response(row, position)
+        return name_of(int(data.rows[row])), data.position_in_response(row, position)
 
     return few_tokens(data.pair, place)
+
+
+def _names(data: PairData) -> Callable[[int], str]:
+    """What names a response by its row: its id, or where it stands in a log, with as much of the path as tells the
+    log's files apart.
+    """
+    if "where" not in data.rollouts.column_names:
+        return lambda row: str(data.rollouts["id"][row].as_py())
+    places = data.rollouts["where"]
+    paths = {PurePath(place.rpartition(_OF)[2]) for place in places.unique().to_pylist()}
+    first = next(iter(paths), PurePath())
+    parents = [parent for parent in first.parents if all(path.is_relative_to(parent) for path in paths)]
+
+    def name(row: int) -> str:
+        place, of, path = places[row].as_py().rpartition(_OF)
+        return f"{place}{of}{PurePath(path).relative_to(parents[0]) if parents else path}"
+
+    return name
+
+
+_OF: Final = " of "
+"""Stands between a line, a row or a turn of a log and its path."""
 
 
 def worst_with_tokens(data: PairData, prompt_texts: Mapping[str, str]) -> list[ResponseTokens]:
@@ -112,7 +135,7 @@ def _response_with_tokens(
     of_response = slice(*pair.sequences.offsets[worst.row : worst.row + 2])
     log_pi, log_mu = (_values_at(positions, leg[of_response], len(texts))[window] for leg in (pair.log_pi, pair.log_mu))
     return ResponseTokens(
-        sequence_id=data.rollouts["id"][row].as_py(),
+        sequence_id=_names(data)(row),
         prompt=prompt_texts.get(data.rollouts["prompt_id"][row].as_py(), "")[-PROMPT_CHARACTERS:] or None,
         num_tokens=worst.num_tokens,
         log_weight=worst.log_weight,

@@ -69,7 +69,7 @@ def fit_parts(bench: SideBench, settings: ExplainSettings) -> PartsFit | None:
     candidates = tuple(dict.fromkeys([*settings.weights, None]))
     if len(candidates) < 2:
         return None
-    bench.tell("weights within responses")
+    bench.tell("weights within responses", None)
     setups = [Setup(WeightsPlan((each,) * tokens.num_responses), None, bench.context) for each in candidates]
     columns = np.stack([bench.predictions.column(setup, bench.as_declared) for setup in setups])
     fits = []

@@ -6,7 +6,8 @@ in almost every response, and to both sides alike. Other weights can look like a
 and whither the format errs on these very tokens, while an engine does, since most of what it rounds is the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -31,6 +32,7 @@ class Predictions:
     settings: ExplainSettings
     tokens: LoggedTokens
     declared_model: LoadedWeights
+    clock: "PassClock" = field(default_factory=lambda: PassClock())
     _in_formats: dict[tuple[Dtype, str, Distribution], Floats] = field(default_factory=dict)
     _columns: dict[tuple[PassKey, Distribution], Floats] = field(default_factory=dict)
     _curves: dict[PassKey, tuple[Floats, Floats]] = field(default_factory=dict)
@@ -45,6 +47,19 @@ class Predictions:
             predictions = cls(settings, tokens, model)
             with predictions._closes_other:
                 yield predictions
+
+    def tokens_to_pass(self, hypotheses: Sequence[Sequence[Setup]]) -> list[int]:
+        """The tokens that each hypothesis sends through a model for the first time; of one that was computed, none."""
+        seen = {key for key, _ in self._columns} | self._curves.keys()
+        counts = []
+        for setups in hypotheses:
+            new = {key: setup.context for setup in setups for key in setup.passes() if key not in seen}
+            seen |= new.keys()
+            counts.append(sum(self._num_tokens(context) for context in new.values()))
+        return counts
+
+    def _num_tokens(self, context: Context) -> int:
+        return sum(map(len, context.prompts)) + int(self.tokens.lengths.sum())
 
     def column(self, setup: Setup, distribution: Distribution) -> Floats:
         """[T] in nats; raises as `LoadedWeights.columns`."""
@@ -156,6 +171,27 @@ class Predictions:
             adapter=weights.adapter,
             rounded_to=self._format_of_weights,
         )
+
+
+@dataclass
+class PassClock:
+    """How long the tokens take that are yet to be sent through a model, by those that were."""
+
+    _tokens: int = 0
+    _seconds: float = 0.0
+
+    @contextmanager
+    def measure(self, num_tokens: int) -> Iterator[None]:
+        """Around the passes of so many tokens; where there are none, nothing is learnt."""
+        since = time.monotonic()
+        yield
+        if num_tokens:
+            self._tokens += num_tokens
+            self._seconds += time.monotonic() - since
+
+    def seconds(self, num_tokens: int) -> float | None:
+        """That so many tokens take; None while none were measured."""
+        return self._seconds / self._tokens * num_tokens if self._tokens else None
 
 
 LEAST_TIMES: Final = 0.4

@@ -135,8 +135,10 @@ def _despite_missing(side: SideExplanation) -> Iterator[Verdict]:
         yield Verdict(kind=Code.by_name(first.code).kind, also=others, **first.model_dump())
 
 
-ProgressCallback = Callable[[LoggedSide, int, int, str], None]
-"""Hears which side is looked at, its number from 1, how many there are, and how far that is."""
+ProgressCallback = Callable[[LoggedSide, int, int, str, float | None], None]
+"""Hears which side is looked at, its number from 1, how many there are, how far that is, and the seconds left where
+these are known; the side that follows asks little that was not computed for the one before.
+"""
 
 
 @dataclass(frozen=True)
@@ -199,22 +201,18 @@ def _explain_side(
     settings: ExplainSettings,
     predictions: Predictions,
     tokens: LoggedTokens,
-    tell: Callable[[str], None],
+    tell: Callable[[str, float | None], None],
 ) -> tuple[SideExplanation, PartsReading | None]:
     """The side, and of the sampler's which weights its parts fit."""
-    tell("as declared, and its rounding")
+    tell("as declared, and its rounding", None)
     policy = getattr(settings, side)
     context = Context.as_logged(tokens)
     distribution = Distribution.of_policy(policy, tokens.temperature, has_sets=tokens.sets is not None)
     setup = Setup(declared_weights(settings, tokens.responses, side), None, context)
     of_sampling = list(of_distribution(distribution, tokens.temperature))
-    predictions.compute(
-        setup,
-        [
-            distribution,
-            *(option.distribution for family in of_sampling for option in family.options if option.distribution),
-        ],
-    )
+    of_families = (option.distribution for family in of_sampling for option in family.options)
+    with predictions.clock.measure(*predictions.tokens_to_pass([[setup]])):
+        predictions.compute(setup, [distribution, *(each for each in of_families if each)])
     exact = predictions.column(setup, distribution)
     of_checkpoint = predictions.column(replace(setup, weights=checkpoint_alone(tokens.num_responses)), distribution)
     errors = {

@@ -48,8 +48,8 @@ class SideBench:
     tokens: LoggedTokens
     weights: WeightsPlan
     context: Context
-    tell: Callable[[str], None]
-    """The progress callback: how far the side is."""
+    tell: Callable[[str, float | None], None]
+    """The progress callback: how far the side is, and the seconds that what it does will take yet, where known."""
     floors_of_contexts: dict[str, Floor] = field(default_factory=dict)
     """The declared format's rounding floor in each context, by its name, that it was measured in besides the log's."""
 
@@ -63,6 +63,10 @@ class SideBench:
         options = _choose(families, combinations, fit)
         departures = _fitted_departures(families, options, fit)
         return self._make_attempt(tuple(families), options, fit.account, departures, null)
+
+    def setups(self, families: Sequence[Family]) -> list[Setup]:
+        """Of each combination of the families' options."""
+        return [self._setup(combination) for combination in product(*(family.options for family in families))]
 
     def _fit(self, families: Sequence[Family]) -> tuple[Fitted, list[tuple[Option, ...]]]:
         combinations = list(product(*(family.options for family in families)))
@@ -209,10 +213,13 @@ def search(bench: SideBench, families: Iterable[Family]) -> SearchResult:
 
 def _attempts_of(bench: SideBench, hypotheses: Sequence[tuple[Family, ...]], null: Attempt, what: str) -> list[Attempt]:
     """Those that say something else than the declared settings."""
-    attempts = []
-    for number, families in enumerate(hypotheses, 1):
-        bench.tell(f"{what} {number} of {len(hypotheses)}")
-        attempts.append(bench.attempt(families, null))
+    attempts, predictions = [], bench.predictions
+    tokens = predictions.tokens_to_pass([bench.setups(families) for families in hypotheses])
+    for number, families in enumerate(hypotheses):
+        seconds_left = predictions.clock.seconds(sum(tokens[number:]))
+        bench.tell(f"{what} {number + 1} of {len(hypotheses)}", seconds_left)
+        with predictions.clock.measure(tokens[number]):
+            attempts.append(bench.attempt(families, null))
     return [attempt for attempt in attempts if not bench.judge.same(attempt.account, null.account)]
 
 

@@ -248,6 +248,8 @@ class GateSettings(Settings):
     on_inconclusive: Literal["extend", "warn", "pass", "fail"] = "extend"
     growth: Literal["off", "warn", "error"] = "warn"
     """Of an imported log: whether a KL that grows over its steps is not judged, shown, or blocks."""
+    verdict: Literal["off", "warn", "error"] = "warn"
+    """Whether a run whose own verdict is a bug is not told from others, is told, or blocks."""
     preset: PresetName | None = None
     floor: str | None = None
     """The file that `gate calibrate` wrote, beside the gate file."""

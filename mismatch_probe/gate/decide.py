@@ -1,13 +1,10 @@
 """From evidence and limits to an answer: pure, no files, so that simulations gate through the same code."""
 
 import shlex
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_probe.compare.run_reader import growth_over_steps
-from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode, UsageError
 from mismatch_probe.gate.claims import (
@@ -33,15 +30,12 @@ from mismatch_probe.gate.measure import (
 )
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_number
-from mismatch_probe.records.answers import GROWTH, CheckAnswer, CheckResult, Look
+from mismatch_probe.records.answers import CheckAnswer, CheckResult, Look
 from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.files import HEADROOM_FILE
 from mismatch_probe.records.findings import Findings, Localization, localize_file
 from mismatch_probe.records.manifest import Manifest
-from mismatch_probe.stats.growth import LEAST_RATIO, can_show_growth
-from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
-from mismatch_probe.verdict.curves import growth_sentence
 from mismatch_probe.verdict.headline import RUN, localize_command
 
 
@@ -342,56 +336,3 @@ def _document_size(document: Headroom | Localization) -> tuple[int, int]:
         return document.looked_into_sequences, document.looked_into_tokens
     activations = document.activations
     return (0, 0) if activations is None else (activations.num_sequences, activations.num_tokens)
-
-
-def growth_results(settings: GateSettings, samples: Collection[Sample]) -> list[CheckResult]:
-    """Whether the KL of each pair grows over the steps of a log, by the test that the report has for its headline; of a
-    pair that has too few responses to show it, none.
-    """
-    judged_samples = [] if settings.growth == "off" else [each for each in samples if has_growth_to_show(each)]
-    return [_growth_result(sample, blocks=settings.growth == "error") for sample in judged_samples]
-
-
-def has_growth_to_show(sample: Sample) -> bool:
-    """Whether a pair has responses of several steps, and enough of them to show a growth."""
-    pair = sample.data.pair
-    if pair is None or pair.sequences.steps is None:
-        return False
-    has_step = pair.sequences.steps >= 0
-    return bool(has_step.any()) and can_show_growth(
-        pair.sequences.steps[has_step], pair.sequences.cluster_index[has_step]
-    )
-
-
-def _growth_result(sample: Sample, *, blocks: bool) -> CheckResult:
-    """Growth from 0 has no ratio, and the largest number stands for it."""
-    pair, growth = sample.data.pair, growth_over_steps(sample.data, LEVEL)
-    assert pair is not None
-    ratio = None if growth is None else growth.ratio
-    sentence = "no growth of the KL over the steps is shown"
-    if growth is not None:
-        sentence = growth_sentence(growth) + ("" if blocks else '; growth = "error" in [gate] makes that block')
-    return CheckResult(
-        metric=GROWTH,
-        measured="growth over steps",
-        pair=pair_text(sample.name),
-        kind="max",
-        limit=LEAST_RATIO,
-        level="error" if blocks else "warn",
-        answer="pass" if growth is None else "fail",
-        sentence=sentence,
-        value=1.0 if growth is None else sys.float_info.max if ratio is None else ratio.value,
-        low=None if ratio is None else ratio.low,
-        high=None if ratio is None else ratio.high,
-        bound_level=LEVEL,
-        p_value=None if growth is None else growth.p_value,
-        holm_level=None,
-        passing_limit=None,
-        run_value=1.0 if growth is None else growth.last.value,
-        baseline_value=None,
-        comparison=None,
-        num_sequences=pair.sequences.num_sequences,
-        num_tokens=pair.sequences.num_tokens,
-        by="token",
-        source="",
-    )

@@ -1,9 +1,11 @@
-"""What two presets ask besides limits on a pair's metrics: `layout`, that the first step of a training does not depend
-on its parallel layout, and `bitwise`, that whatever a side computed twice is equal, of models whose engine can.
+"""What a gate asks besides limits on a pair's metrics: that the KL of a log does not grow over its steps, and that the
+run's own verdict is no bug. The preset `layout` asks that the first step of a training does not depend on its parallel
+layout, and `bitwise` that whatever a side computed twice is equal, of models whose engine can.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,24 +13,33 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe import __version__
+from mismatch_probe.compare.run_reader import growth_over_steps
 from mismatch_probe.config.comparison import PairName
-from mismatch_probe.difference.samples import pair_text
+from mismatch_probe.difference.samples import Sample, pair_text
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.errors import BrokenRecord, ExitCode, RunDirectoryError, UsageError
 from mismatch_probe.gate.claims import LAYOUT_METRICS
-from mismatch_probe.gate.config import GateFile, GateSource, LayoutCheck
+from mismatch_probe.gate.config import GateFile, GateSettings, GateSource, LayoutCheck
 from mismatch_probe.gate.measure import Evidence
 from mismatch_probe.logs.metric_files import read_metric_log
 from mismatch_probe.logs.metric_names import first_step_names
 from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.answers import CheckResult, GateResult
+from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, GateResult
 from mismatch_probe.records.files import TRAININGS, RunKind, kind_of
+from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.lines import CurvesDirectory
-from mismatch_probe.records.manifest import ModelIdentity
+from mismatch_probe.records.manifest import Manifest, ModelIdentity
+from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import PairSummary
 from mismatch_probe.records.training_run import TrainingDirectory
+from mismatch_probe.stats.growth import LEAST_RATIO, can_show_growth
+from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.sequences import Reals, TokenPair
+from mismatch_probe.verdict.curves import growth_sentence
+from mismatch_probe.verdict.findings import with_findings
+from mismatch_probe.verdict.headline import clause
 
 _SMALLEST_LOSS: Final = 1e-6
 """A loss below this cancels to 0, as that of group-relative advantages on the first step, and is FP32's rounding."""
@@ -250,4 +261,111 @@ def _equality_result(name: PairName, words: str, first: Reals, second: Reals, pa
         num_tokens=num_tokens,
         by="token",
         source="vLLM, batch-invariant mode",
+    )
+
+
+def growth_results(settings: GateSettings, samples: Collection[Sample]) -> list[CheckResult]:
+    """Whether the KL of each pair grows over the steps of a log, by the test that the report has for its headline; of a
+    pair that has too few responses to show it, none.
+    """
+    judged_samples = [] if settings.growth == "off" else [each for each in samples if has_growth_to_show(each)]
+    return [_growth_result(sample, blocks=settings.growth == "error") for sample in judged_samples]
+
+
+def notes_on_growth(settings: GateSettings, samples: Collection[Sample]) -> list[str]:
+    """A sentence where none of the pairs of a log can show a growth that was to be judged."""
+    if settings.growth == "off" or any(map(has_growth_to_show, samples)):
+        return []
+    return ["growth of the KL over the steps was not judged: one step, or too few responses to show one"]
+
+
+def has_growth_to_show(sample: Sample) -> bool:
+    """Whether a pair has responses of several steps, and enough of them to show a growth."""
+    pair = sample.data.pair
+    if pair is None or pair.sequences.steps is None:
+        return False
+    has_step = pair.sequences.steps >= 0
+    return bool(has_step.any()) and can_show_growth(
+        pair.sequences.steps[has_step], pair.sequences.cluster_index[has_step]
+    )
+
+
+def _growth_result(sample: Sample, *, blocks: bool) -> CheckResult:
+    """Growth from 0 has no ratio, and the largest number stands for it."""
+    pair, growth = sample.data.pair, growth_over_steps(sample.data, LEVEL)
+    assert pair is not None
+    ratio = None if growth is None else growth.ratio
+    sentence = "no growth of the KL over the steps is shown"
+    if growth is not None:
+        sentence = growth_sentence(growth) + ("" if blocks else '; growth = "error" in [gate] makes that block')
+    return CheckResult(
+        metric=GROWTH,
+        measured="growth over steps",
+        pair=pair_text(sample.name),
+        kind="max",
+        limit=LEAST_RATIO,
+        level="error" if blocks else "warn",
+        answer="pass" if growth is None else "fail",
+        sentence=sentence,
+        value=1.0 if growth is None else sys.float_info.max if ratio is None else ratio.value,
+        low=None if ratio is None else ratio.low,
+        high=None if ratio is None else ratio.high,
+        bound_level=LEVEL,
+        p_value=None if growth is None else growth.p_value,
+        holm_level=None,
+        passing_limit=None,
+        run_value=1.0 if growth is None else growth.last.value,
+        baseline_value=None,
+        comparison=None,
+        num_sequences=pair.sequences.num_sequences,
+        num_tokens=pair.sequences.num_tokens,
+        by="token",
+        source="",
+    )
+
+
+def verdict_results(settings: GateSettings, run: Path, manifest: Manifest) -> list[CheckResult]:
+    """The run's own verdict on each pair, since limits on size pass a small bug. Where it does not block, only pairs of
+    which it is a bug have a row.
+    """
+    directory = RunDirectory(run)
+    if settings.verdict == "off" or not directory.summary_path.exists():
+        return []
+    blocks = settings.verdict == "error"
+    summary = with_findings(directory.read_summary(), Findings(run).documents())
+    judged = [pair for pair in summary.pairs if (pair.train, pair.infer) in manifest.settings.pairs]
+    return [_verdict_result(pair, blocks=blocks) for pair in judged if blocks or pair.verdict.kind == "bug"]
+
+
+def _verdict_result(pair: PairSummary, *, blocks: bool) -> CheckResult:
+    is_bug = pair.verdict.kind == "bug"
+    sentence = f"the run's own verdict on {sides_label(pair.train, pair.infer)} is "
+    if is_bug:
+        sentence += f"a bug: {clause(pair.verdict.sentence)}"
+        sentence += "" if blocks else '; verdict = "error" in [gate] makes that block'
+    else:
+        sentence += pair.verdict.kind
+    return CheckResult(
+        metric=VERDICT,
+        measured=VERDICT,
+        pair=pair_text((pair.train, pair.infer)),
+        kind="equal",
+        limit=0.0,
+        level="error" if blocks else "warn",
+        answer="fail" if is_bug else "pass",
+        sentence=sentence,
+        value=float(is_bug),
+        low=None,
+        high=None,
+        bound_level=0.0,
+        p_value=None,
+        holm_level=None,
+        passing_limit=None,
+        run_value=float(is_bug),
+        baseline_value=None,
+        comparison=None,
+        num_sequences=pair.counts.num_sequences,
+        num_tokens=pair.counts.num_tokens,
+        by="token",
+        source="",
     )

@@ -39,7 +39,7 @@ def write_junit(path: Path, result: GateResult) -> None:
 
 
 def _junit_case(check: CheckResult, gate_passed: bool) -> TestCase:
-    case = TestCase(plain(f"{check.measured} {check.kind} {check.limit:g}"), plain(f"{SUITE}.{check.pair}"))
+    case = TestCase(plain(limit_text(check)), plain(f"{SUITE}.{check.pair}"))
     sentence = case.system_out = plain(check.sentence)
     if check.level == "error":
         if check.answer == "fail":

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.difference.samples import (
@@ -17,10 +18,11 @@ from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.gate.claims import has_regression
 from mismatch_probe.gate.config import Check, GateFile
 from mismatch_probe.gate.measure import Evidence, check_complete, check_finished, sound_pair
+from mismatch_probe.notation import write_count
 from mismatch_probe.records.answers import NoiseFloor
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.legs import read_prompts
-from mismatch_probe.records.manifest import Manifest, read_document, write_document
+from mismatch_probe.records.manifest import LogOrigin, Manifest, read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.zeros import Gaps
 
@@ -78,6 +80,20 @@ def unchecked_facts(run: Identity, other: Identity, what: str) -> Iterator[str]:
             f"it was not checked that {what} is of the same model: the log of {' and of '.join(unknown)} does not say "
             "which checkpoint sampled it; `mismatch-probe explain RUN --model CHECKPOINT` records it"
         )
+
+
+_MOST_STEPS_NAMED: Final = 20
+
+
+def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
+    """Sentences on the steps and responses that were left out, and on what the log lacks or what is doubtful in it."""
+    if log.steps_left_out:
+        step_names = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
+        more = len(log.steps_left_out) - _MOST_STEPS_NAMED
+        yield f"steps of the log that are not judged: {step_names}{f' and {more} more' if more > 0 else ''}"
+    if log.analysed_responses < log.num_responses:
+        yield (f"judged: {write_count(log.analysed_responses)} of the log's {write_count(log.num_responses)} responses")
+    yield from (f"of the log: {note.sentence}" for note in log.notes if note.level in ("missing", "warning"))
 
 
 _SAME_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")

@@ -13,9 +13,17 @@ from mismatch_probe.dtypes import side_label
 from mismatch_probe.errors import ExitCode, MismatchProbeError, UsageError
 from mismatch_probe.gate.claims import regression
 from mismatch_probe.gate.config import Check, GateFile, GateSource, load_gate
-from mismatch_probe.gate.decide import GateDecision, decide, filed_results, growth_results, has_growth_to_show
+from mismatch_probe.gate.decide import GateDecision, decide, filed_results
 from mismatch_probe.gate.measure import Measurer, sound_pair
-from mismatch_probe.gate.presets import equality_results, judge_layout, require_batch_invariance, source_name
+from mismatch_probe.gate.presets import (
+    equality_results,
+    growth_results,
+    judge_layout,
+    notes_on_growth,
+    require_batch_invariance,
+    source_name,
+    verdict_results,
+)
 from mismatch_probe.gate.reading import (
     OpenRun,
     check_above_floor,
@@ -25,33 +33,19 @@ from mismatch_probe.gate.reading import (
     open_run,
     read_floor,
     unchecked_facts,
+    what_a_log_lacks,
 )
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import write_count, write_many
+from mismatch_probe.notation import write_many
 from mismatch_probe.provenance.environment import content_key
-from mismatch_probe.records.answers import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
-from mismatch_probe.records.manifest import LogOrigin
+from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.sequences import TokenPair
 from mismatch_probe.verdict.headline import KL_LIMIT, KL_LIMIT_NAME
 
-_MOST_STEPS_NAMED: Final = 20
-
-
 CountPrompts = Callable[[str, int], int | None]
 """How many prompts a source has, counted up to a number; None for one that makes as many as are asked for."""
-
-
-def what_a_log_lacks(log: LogOrigin) -> Iterator[str]:
-    """Sentences on the steps and responses that were left out, and on what the log lacks or what is doubtful in it."""
-    if log.steps_left_out:
-        step_names = ", ".join(map(str, log.steps_left_out[:_MOST_STEPS_NAMED]))
-        more = len(log.steps_left_out) - _MOST_STEPS_NAMED
-        yield f"steps of the log that are not judged: {step_names}{f' and {more} more' if more > 0 else ''}"
-    if log.analysed_responses < log.num_responses:
-        yield (f"judged: {write_count(log.analysed_responses)} of the log's {write_count(log.num_responses)} responses")
-    yield from (f"of the log: {note.sentence}" for note in log.notes if note.level in ("missing", "warning"))
 
 
 def run_gate(
@@ -83,6 +77,7 @@ def run_gate(
         document_results += equality_results(evidence)
     if run.manifest.log is not None:
         document_results += growth_results(gate.settings, run.samples.values())
+    document_results += verdict_results(gate.settings, run_path, run.manifest)
     decision = decide(gate, Measurer(evidence), document_results)
     is_open = decision.answer == "inconclusive"
     what_next, next_command = _next_step(decision, gate, run, source, count_prompts) if is_open else ("", None)
@@ -161,21 +156,23 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
     number = f"look {look.number} of {len(look.declared)}" if look.number else "before the first look"
     at = f"with {size} ({number})"
     if not blocking:
-        return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}."
+        return f"Pass, for no check is blocking: all {len(decision.checks)} only warn, {at}{_but(decision)}."
     checks_by_answer = {
         answer: [check for check in blocking if check.answer == answer] for answer in ("fail", "inconclusive")
     }
     if decision.answer == "pass":
-        return f"Pass: {_limits_and_pairs(blocking, blocking, 'kept')} {at}{_but_growing(decision)}."
+        return f"Pass: {_limits_and_pairs(blocking, blocking, 'kept')} {at}{_but(decision)}."
     of_answer = checks_by_answer[decision.answer]
     if decision.answer == "fail":
         return f"Fail: {_limits_and_pairs(of_answer, blocking, 'broken')} {at}."
     return f"Inconclusive: {_limits_and_pairs(of_answer, blocking, 'neither kept nor broken')} {at}; {what_next}."
 
 
-def _but_growing(decision: GateDecision) -> str:
-    growth = next((check for check in decision.checks if check.metric == GROWTH and check.answer == "fail"), None)
-    return "" if growth is None else f", but {growth.sentence.partition('; ')[0]}"
+def _but(decision: GateDecision) -> str:
+    """What a pass goes beside: a KL that grows, a verdict that is a bug; the first of each."""
+    failed = {check.metric: check for check in reversed(decision.checks) if check.answer == "fail"}
+    sentences = [failed[name].sentence.rpartition("; ")[0] for name in (GROWTH, VERDICT) if name in failed]
+    return f", but {', and '.join(sentences)}" if sentences else ""
 
 
 def _limits_and_pairs(checks: Sequence[CheckResult], blocking: Sequence[CheckResult], state: str) -> str:
@@ -289,8 +286,7 @@ def _gate_notes(gate: GateFile, run: OpenRun, baseline: OpenRun | None) -> list[
     ]
     if run.manifest.log is not None:
         notes += what_a_log_lacks(run.manifest.log)
-        if gate.settings.growth != "off" and not any(map(has_growth_to_show, run.samples.values())):
-            notes.append("growth of the KL over the steps was not judged: one step, or too few responses to show one")
+        notes += notes_on_growth(gate.settings, run.samples.values())
     if gate.checks and not any(check.metric in _KL_METRICS for check in gate.checks):
         notes.append(
             f"{KL_LIMIT_NAME}, by which pages and headlines judge, is one on the KL ({KL_LIMIT:g} nats a token): this "

@@ -214,11 +214,13 @@ def import_log(
     on_read: Callable[[], None] = lambda: None,
     texts: TokenTexts = IDS,
     layout: ExpertLayout | None = None,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> RunDirectory:
     """Make the run directory of a log, and its summary where both sides are recorded.
 
     `on_response` receives the number of tokens of each response, and `on_read` is called when the statistics begin.
     texts: of tokens, by the checkpoint's tokenizer; their ids unless given. layout: of the checkpoint's experts.
+    stop_ids: those at which it stops.
     Nothing is left on the disk where the log cannot be used.
 
     Raises:
@@ -229,7 +231,7 @@ def import_log(
     run = RunDirectory(out)
     with run.create():
         try:
-            manifest = _write_log_run(run, log, settings, on_response, texts, layout)
+            manifest = _write_log_run(run, log, settings, on_response, texts, layout, stop_ids)
         except BaseException:
             run.remove()
             raise
@@ -246,10 +248,11 @@ def _write_log_run(
     on_response: Callable[[int], None],
     texts: TokenTexts,
     layout: ExpertLayout | None,
+    stop_ids: frozenset[int],
 ) -> Manifest:
     unfinished_folder = run.path / _UNFINISHED
     shutil.rmtree(unfinished_folder, ignore_errors=True)
-    census, checks, row_partitions = Census(), LogChecks(), Partitions(unfinished_folder)
+    census, checks, row_partitions = Census(), LogChecks(stop_ids=stop_ids), Partitions(unfinished_folder)
     turn_checks = TurnChecks(texts if texts.has_tokenizer else None)
     joined_partitions = Partitions(unfinished_folder / JOINED_FOLDER)
     choice_checks, choices, version_checks = ChoiceChecks(layout), FirstChoices(), VersionChecks()

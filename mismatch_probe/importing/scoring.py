@@ -204,7 +204,7 @@ def _copy_logged_legs(old: Legs, new: Legs, logged_sides: Sequence[Side], ids: p
 
 MOST_RESPONSES: Final = 128
 
-ProgressCallback = Callable[[LoggedSide, int, int, str], None]
+ProgressCallback = Callable[[LoggedSide, int, int, str, float | None], None]
 """A progress callback as `explain` takes it."""
 
 

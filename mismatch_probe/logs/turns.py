@@ -135,7 +135,9 @@ class TurnChecks:
             reading.num_turns += 1
             return last.sampled_stretches
         edit = _first_edit(last.ids[position:], prompt[position:])
-        if edit is None or not _go_on_alike(last.ids[position:], prompt[position:], edit):
+        goes_on_alike = edit is not None and _go_on_alike(last.ids[position:], prompt[position:], edit)
+        has_completion = position - last.prompt_length >= max(1, 2 * (last.ids.size - position))  # but for its end
+        if not goes_on_alike and not has_completion:
             for turn in reversed(trajectory.turns):
                 if np.array_equal(prompt, turn.ids[: turn.prompt_length]):
                     return tuple(stretch for stretch in turn.sampled_stretches if stretch[0] < turn.prompt_length)
@@ -196,13 +198,10 @@ class TurnChecks:
         reading = self.reading()
         if reading is None:
             return []
-        begin = "begins" if reading.num_restarts == 1 else "begin"
-        restarts = f"; {write_many(reading.num_restarts, 'turn')} {begin} anew" if reading.num_restarts else ""
-        of_all = {
-            "trajectories": reading.num_trajectories,
-            "turns": reading.num_turns,
-            "restarts": reading.num_restarts,
-        }
+        begin = f"begin{'s' if reading.num_restarts == 1 else ''} anew"
+        restarts = f"; {write_many(reading.num_restarts, 'turn')} {begin}" if reading.num_restarts else ""
+        counts = reading.num_trajectories, reading.num_turns, reading.num_restarts
+        of_all = dict(zip(("trajectories", "turns", "restarts"), counts, strict=True))
         total = write_count(reading.num_turns)
         if not reading.num_broken:
             variant, number = "" if reading.num_turns else "none", write_count(reading.num_trajectories)

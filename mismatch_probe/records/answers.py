@@ -197,6 +197,7 @@ GATE_FILE: Final = "gate.json"
 JUNIT_FILE: Final = "junit.xml"
 
 GROWTH: Final = "growth_over_steps"
+VERDICT: Final = "verdict"
 """The metric of the row that says whether the KL of a log grows over its steps."""
 
 CheckKind = Literal["max", "min", "max_regression", "equal"]

@@ -192,6 +192,10 @@ def _badge_style(cell: Cell) -> str:
     return f"{'bold ' if cell.kind in _GRAVE else ''}{_COLORS[cell.kind]}"
 
 
+_WORD_ENDS: Final = re.compile(r"(?<!^.)[ \n](?!%)", re.MULTILINE)
+"""A sign before a word, and a percent sign behind a number, are parts of one word."""
+
+
 def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
     """Give the columns widths at which no word is broken, where there is room for that: each its longest word, and what
     is left to those that lack most.
@@ -200,7 +204,7 @@ def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
     cells = [[str(column.header), *map(str, column.cells)] for column in columns]
     full = [max(len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
     widths = [
-        lines if column.no_wrap else max(len(word) for cell in own for word in re.split(r"[ \n](?!%)", cell))
+        lines if column.no_wrap else max(len(word) for cell in own for word in _WORD_ENDS.split(cell))
         for column, own, lines in zip(columns, cells, full, strict=True)
     ]
     spare = width - sum(widths) - _BETWEEN * (len(columns) - 1)

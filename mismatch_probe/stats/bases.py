@@ -129,6 +129,8 @@ class BaseSums:
 
     telling: int = 0
     near: Floats = field(default_factory=lambda: np.zeros((len(_OF_SIDES), 6)))
+    alike: int = 0
+    """Of the telling tokens those on which the sides are nearly equal."""
 
     @classmethod
     def of(cls, log_pi: Reals, log_mu: Reals) -> "BaseSums":
@@ -140,10 +142,18 @@ class BaseSums:
             is_near = np.abs(log_ratios - math.log(ratio)) <= _NEAR
             x, y = pi[is_near], mu[is_near]
             of_bases.append([x.size, x.sum(), y.sum(), x @ x, x @ y, y @ y])
-        return cls(pi.size, np.asarray(of_bases, dtype=np.float64))
+        num_alike = int((np.abs(log_ratios) <= _NEAR).sum())
+        return cls(pi.size, np.asarray(of_bases, dtype=np.float64), num_alike)
 
     def __add__(self, other: "BaseSums") -> "BaseSums":
-        return BaseSums(self.telling + other.telling, self.near + other.near)
+        return BaseSums(self.telling + other.telling, self.near + other.near, self.alike + other.alike)
+
+    @property
+    def differ(self) -> bool:
+        """Whether the sides are of other distributions: tokens of the one need not be as likely as the other's entropy
+        says.
+        """
+        return self.telling >= _FEWEST_FOR_SIDES and self.alike < _NEAR_SHARE * self.telling
 
     @property
     def base(self) -> OtherBase | None:

@@ -7,7 +7,7 @@ interval of the ratio says how large it is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
@@ -79,7 +79,11 @@ def step_growth(pair: TokenPair, level: float) -> StepGrowth | None:
     part = _of_known_steps(pair)
     if part is None or part.sequences.steps is None:
         return None
-    return _growth(ResponseSums.of(part, part.sequences.steps), lambda is_chosen: _divergence(part, is_chosen, level))
+    steps = part.sequences.steps
+    growth = _growth(ResponseSums.of(part, steps), lambda is_chosen: _metric(part, is_chosen, "kl_k3", level))
+    if growth is None:
+        return None
+    return replace(growth, last_abs_diff=_metric(part, steps >= growth.last_from, "abs_logprob_diff", level))
 
 
 def growth_of_sums(sums: ResponseSums, level: float) -> StepGrowth | None:
@@ -184,9 +188,10 @@ def _ends(
     return growth
 
 
-def _divergence(pair: TokenPair, is_chosen: Mask, level: float) -> Estimate | None:
+def _metric(pair: TokenPair, is_chosen: Mask, name: str, level: float) -> Estimate | None:
+    """Of some of the responses [N]."""
     part = pair.of_tokens(pair.sequences.spread(is_chosen))
-    return None if part is None else pair_metrics(part, level, ("kl_k3",))[0].get("kl_k3")
+    return None if part is None else pair_metrics(part, level, (name,))[0].get(name)
 
 
 def _is_larger(first: Estimate, last: Estimate, ratio: Estimate | None) -> bool:

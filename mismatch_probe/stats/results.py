@@ -285,6 +285,8 @@ class StepGrowth:
     """Kendall's tau-b of the step and the mean k3 of the responses."""
     p_value: float
     """The probability of such a correlation, or a larger one, where nothing grows."""
+    last_abs_diff: Estimate | None = None
+    """Mean abs(d) of a token at the last steps, nats; None where only the sums of a log were kept."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def growth_sentence(growth: StepGrowth, size: str = "") -> str:
     size: how large the last KL is, in words.
     """
     first = f"{_steps(growth.first_step, growth.first_up_to)} ({write_estimate(growth.first).value})"
-    last = f"{_steps(growth.last_from, growth.last_step)} ({write_estimate(growth.last).value}{size and f': {size}'})"
+    last = f"{last_steps(growth)} ({write_estimate(growth.last).value}{size and f': {size}'})"
     times = "" if growth.ratio is None else f" {write_fold(growth.ratio.value)}"
     most = ""
     if growth.steepest_ratio is not None:
@@ -56,6 +56,11 @@ def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
 
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def last_steps(growth: StepGrowth) -> str:
+    """`step 7`, or `steps 12 to 15`."""
+    return _steps(growth.last_from, growth.last_step)
 
 
 def step_to_explain(growth: StepGrowth) -> int:
@@ -77,9 +82,7 @@ def with_growth(growth: StepGrowth | None, verdict: Verdict) -> Verdict:
 
 def _where_to_look(growth: StepGrowth) -> str:
     if growth.steepest_step is None:
-        between = (
-            f"between {_steps(growth.first_step, growth.first_up_to)} and {_steps(growth.last_from, growth.last_step)}"
-        )
+        between = f"between {_steps(growth.first_step, growth.first_up_to)} and {last_steps(growth)}"
     else:
         between = f"between step {growth.step_before} and step {growth.steepest_step}"
     return f"Look at what changed {between}: {_WHAT_CAN_CHANGE}."

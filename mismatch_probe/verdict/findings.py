@@ -19,7 +19,10 @@ from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
 from mismatch_probe.verdict.curves import step_to_explain
 from mismatch_probe.verdict.headline import (
+    CHECKPOINT_TELLS,
+    CHECKPOINT_TELLS_CAUSE,
     HEADROOM,
+    LOG_ENTROPY,
     explain_command,
     foremost,
     grows,
@@ -35,7 +38,6 @@ _SIDES: Final = {"mu": "The engine", "pi": "The training path"}
 _GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 BY_EXPLAIN: Final = "explain, with the checkpoint: "
 _BY_LOCALIZE: Final = "localize, inside both sides: "
-_CHECKPOINT_WOULD_TELL: Final = "the checkpoint would tell whether it is a bug"
 _WHAT_CHECKPOINT_TELLS: Final = {
     "undecided": "no cause that was computed from the checkpoint explains it (explain)",
     "broken": "too many log-probs are missing to tell by the checkpoint (explain)",
@@ -75,9 +77,8 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     pair = foremost(summary.pairs)
     text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), explanation_of(pair, documents)
     if explanation is not None:
-        text = text.replace(
-            _CHECKPOINT_WOULD_TELL, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, _CHECKPOINT_WOULD_TELL)
-        )
+        for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE):
+            text = text.replace(would_tell, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, would_tell))
     answer, on_fp16 = [text, *_sentences_behind(pair, documents)], _whether_fp16(summary, documents)
     waits = pair.verdict.kind in ("broken", "bug") or grows(pair)
     return " ".join([*answer, *on_fp16] if waits else [*on_fp16, *answer])
@@ -140,6 +141,8 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
             verdict = _with_localization(verdict, localization)
     commands = [_command(document) for document in documents if not isinstance(document, Audit)]
     advice = [each for each in verdict.advice if not any(_asks_for(command, each) for command in commands)]
+    if any(isinstance(document, Explanation) for document in documents):
+        advice = [each for each in advice if each != LOG_ENTROPY]
     return verdict.model_copy(update={"advice": advice})
 
 
@@ -184,6 +187,10 @@ def _with_explanation(verdict: Verdict, explanation: Explanation, kl: Estimate |
     is_sound = result.kind == "clean" or all(map(_is_as_declared, explanation.sides))
     if verdict.code in (Code.PERIOD, Code.ONSET) and (is_sound or result.code in _NOTHING_COMPUTED):
         return _with_side(verdict, explanation)
+    if verdict.code == Code.BEYOND_FORMAT and result.kind == "undecided":  # rounding stays excluded
+        lines = [f"{BY_EXPLAIN}{line}" for line in (result.sentence, *result.evidence)]
+        advice = list(dict.fromkeys([*verdict.advice, *result.advice]))
+        return verdict.model_copy(update={"evidence": _with_lines(verdict, lines), "advice": advice})
     if result.kind == "broken" and not is_sound:
         return verdict.model_copy(update={"evidence": _with_lines(verdict, [f"{BY_EXPLAIN}{result.sentence}"])})
     if is_sound:

@@ -13,7 +13,7 @@ from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.curves import growth_sentence, levels_of, step_to_explain
+from mismatch_probe.verdict.curves import growth_sentence, last_steps, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
@@ -23,6 +23,9 @@ KL_LIMIT_NAME: Final = "NeMo-RL's limit"
 
 WIDE: Final = 2.0
 """An interval of a KL is wide where its upper bound is at least so many times its lower one."""
+
+CHECKPOINT_TELLS: Final = "the checkpoint would tell whether it is a bug"
+CHECKPOINT_TELLS_CAUSE: Final = "the checkpoint would tell the cause"
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 _NO_MEASURE_OF_PRECISION = ("broken", "bug")
@@ -74,8 +77,13 @@ def _of_growth(
     """The growth, how large it became, and the verdict, which is on all steps together."""
     assert pair.growth is not None
     grew = growth_sentence(pair.growth, against_limit(pair.growth.last))
-    if pair.verdict.kind == "undecided" and pair.verdict.code == Code.UNEXPLAINED:
-        return f"{grew}. Undecided: {_what_would_decide(pair)}{_but_known(pairs, preflight)}."
+    verdict, knows_last = pair.verdict, pair.growth.last_abs_diff is not None
+    if verdict.kind == "undecided" and verdict.code == Code.UNEXPLAINED:
+        size = f"{clause(verdict.sentence)}; " if knows_last else ""
+        return f"{grew}. Undecided: {size}{_what_would_decide(pair)}{_but_known(pairs, preflight)}."
+    if verdict.code == Code.BEYOND_FORMAT and last_steps(pair.growth) in verdict.sentence:
+        tells = f"; {CHECKPOINT_TELLS_CAUSE}" if pair.is_logged else ""
+        return f"{grew}. Bug: {clause(verdict.sentence)}{tells}{_but_known(pairs, preflight)}."
     return f"{grew}. Over all steps: {_of_mean(pair, pairs, contrasts, preflight)}"
 
 
@@ -102,7 +110,7 @@ def _of_mean(
     others = [other for other in pairs if other is not pair and other.verdict.kind == verdict.kind]
     if len(others) + 1 < len(pairs):
         opening += f" in {_name_of_pair(pair)}" + (f" and {len(others)} more" if others else "")
-    return f"{opening}: {_first_few(causes) or _clause(verdict.sentence)}."
+    return f"{opening}: {_first_few(causes) or clause(verdict.sentence)}."
 
 
 def known_causes(verdict: Verdict, preflight: Sequence[SettingFinding]) -> list[SettingFinding]:
@@ -206,28 +214,31 @@ def course_words(levels: StepLevels) -> str:
     return f"neither flat nor growing {extent} ({ends})"
 
 
-def _of_few_prompts(pair: PairSummary) -> str:
-    """The interval of a KL that the headline has, where it is wide, or cannot be had, and the prompts are fewer than by
-    default; else empty.
+_FEW_PROMPTS: Final = 8
+"""Fewer bound nothing well, whatever the interval that they have."""
 
-    An interval shrinks with the square root of the number of prompts, which it is clustered by.
+
+def _of_few_prompts(pair: PairSummary) -> str:
+    """That the prompts are few, fewer than by default: with the interval of a KL that the headline has, where that is
+    wide or cannot be had; of very few ones always. How much narrower more prompts make it depends on tokens that few
+    prompts do not show.
     """
     kl = pair.metrics.get("kl_k3")
-    if kl is None or kl.num_prompts is None or pair.verdict.kind not in ("precision", "undecided"):
+    if kl is None or kl.num_prompts is None or pair.verdict.kind in ("broken", "clean"):
         return ""
+    prompts, interval = f"{write_many(kl.num_prompts, 'prompt')} only", write_estimate(kl).interval
+    is_few = kl.num_prompts < _FEW_PROMPTS
+    if pair.verdict.kind == "bug":
+        return f" {prompts}: whether others show it too is open." if is_few and pair.is_logged else ""
     if kl.num_prompts >= DEFAULT_NUM_PROMPTS:
         return ""
-    interval = write_estimate(kl).interval
     if kl.low is None or kl.high is None or not interval.startswith("["):
-        return f" {write_many(kl.num_prompts, 'prompt')} only, too few to bound the KL."
-    if kl.high < WIDE * kl.low:
+        return f" {prompts}, too few to bound the KL."
+    if kl.high < WIDE * kl.low and not is_few:
         return ""
-    share = write_percent(math.sqrt(kl.num_prompts / DEFAULT_NUM_PROMPTS))
+    how = "a log of more prompts bounds" if pair.is_logged else "more bound"
     flag = "" if pair.is_logged else " (--num-prompts, or --prompts a source of as many)"
-    return (
-        f" {write_many(kl.num_prompts, 'prompt')} only: the KL is in {interval}; "
-        f"{DEFAULT_NUM_PROMPTS} prompts{flag} narrow that to about {share} of its width."
-    )
+    return f" {prompts}: the KL is in {interval}; {how} it better{flag}."
 
 
 def _words_of_difference(pair: PairSummary) -> str:
@@ -236,7 +247,7 @@ def _words_of_difference(pair: PairSummary) -> str:
 
 def _what_would_decide(pair: PairSummary) -> str:
     if pair.is_logged:
-        return "the checkpoint would tell whether it is a bug"
+        return CHECKPOINT_TELLS
     return "no FP32 pair was run to rule out a bug"
 
 
@@ -245,7 +256,7 @@ def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
     return "" if best is None else f"; {best.over.upper()} is {write_estimate(best.ratio).value} times closer"
 
 
-def _clause(sentence: str) -> str:
+def clause(sentence: str) -> str:
     """A sentence as it goes on behind a colon."""
     for opening in _SAID_BY_THE_OPENING:
         sentence = _without_label(sentence, opening)
@@ -285,6 +296,11 @@ def explain_command(step: int | None) -> str:
 
 HEADROOM: Final = f"mismatch-probe headroom --run {RUN}"
 
+
+LOG_ENTROPY: Final = (
+    "Without the checkpoint one more column can show a temperature on one side, which these columns cannot: pi's "
+    "entropy at each token, in nats (`entropy` in the plain format)"
+)
 
 _SCORE_IN_FP32: Final = (
     "FP32 against FP32 decides between precision and a bug: score the same token ids in FP32 on both sides, and "
@@ -327,7 +343,11 @@ def _commands(case: Case, verdict: Verdict) -> list[str]:
     if not case.has_run:
         return [_SCORE_IN_FP32] if verdict.kind == "undecided" else []
     if case.is_logged:
-        return [] if verdict.kind in ("clean", "broken") else [_try_causes(case)]
+        if verdict.kind in ("clean", "broken"):
+            return []
+        lacks_entropy = case.disagreement is not None and case.disagreement.pair.entropy_pi is None
+        is_open = verdict.kind == "undecided" and verdict.code == Code.UNEXPLAINED
+        return [_try_causes(case), *([LOG_ENTROPY] if is_open and lacks_entropy else [])]
     if verdict.kind == "undecided" and verdict.code == Code.ILL_CONDITIONED:
         return []
     if verdict.kind == "undecided" and case.is_of_log:

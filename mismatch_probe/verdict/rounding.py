@@ -20,9 +20,10 @@ from mismatch_probe.notation import (
     write_tokens,
 )
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
-from mismatch_probe.stats.results import Blame, Conditioning, Estimate, FewTokens
+from mismatch_probe.stats.results import Blame, Conditioning, Estimate, FewTokens, StepGrowth
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
+from mismatch_probe.verdict.curves import last_steps
 from mismatch_probe.verdict.departures import (
     FP32_AGREES_NATS,
     SPIKE_NATS,
@@ -67,15 +68,13 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
     mean = case.metrics.get("abs_logprob_diff")
     if mean is None or case.exact is not None or _settings_that_round(case):
         return []
+    at_last = None if case.growth is None else case.growth.last_abs_diff
     most = most_by_rounding(_formats(case, disagreement), disagreement.conditioning)
     formats = _names_of_formats(_formats(case, disagreement))
     abs_diff = disagreement.pair.abs_diff
     num_far = int((abs_diff > max(MOST_NATS_OF_A_TOKEN, most)).sum())
     if lower_bound(mean) > most:
-        what = (
-            f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
-            f"{write_number(most)} of it, {write_percent(most / mean.value)}"
-        )
+        what = _size_and_bound(mean, most, formats)
         look_for = (
             "scores of other tokens, rows of another response, another prompt before the response, and other weights"
         )
@@ -86,19 +85,32 @@ def beyond_rounding(case: Case, disagreement: Disagreement) -> list[Cause]:
             "format rounds to; the report lists the worst"
         )
         look_for = "a number that stands for a missing log-prob, and for scores of other tokens at these places"
+    elif case.growth is not None and at_last is not None and lower_bound(at_last) > most:
+        steps = last_steps(case.growth)
+        what = f"at {steps} {_size_and_bound(at_last, most, formats)}"
+        return [Cause.of(Code.BEYOND_FORMAT, [what], variant="steps", steps=steps, formats=formats)]
     else:
         return []
     figures = {"sides": "the two sides differ", "formats": formats, "look_for": look_for}
     return [Cause.of(Code.BEYOND_FORMAT, [what], variant="rounding", **figures)]
 
 
+def _size_and_bound(mean: Estimate, most: float, formats: str) -> str:
+    return (
+        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in {formats} explains at most "
+        f"{write_number(most)} of it, {write_percent(most / mean.value)}"
+    )
+
+
 def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
     """The deviation, and what rounding in the pair's formats was measured to make."""
-    mean, dtypes = case.metrics["abs_logprob_diff"], _formats(case, disagreement)
+    mean, dtypes, where = case.metrics["abs_logprob_diff"], _formats(case, disagreement), ""
+    if case.growth is not None and case.growth.last_abs_diff is not None:
+        mean, where = case.growth.last_abs_diff, f"at {last_steps(case.growth)} "
     usual = usual_nats(*dtypes)
     alone = "" if mean.value > usual else ", so that its size alone shows no bug"
     return (
-        f"mean abs(d) is {write_estimate(mean)} nats a token; rounding in "
+        f"{where}mean abs(d) is {write_estimate(mean)} nats a token; rounding in "
         f"{_names_of_formats(dtypes)} made {write_number(usual)} at most where it was measured, and cannot make more "
         f"than {write_number(most_by_rounding(dtypes, disagreement.conditioning))}{alone}"
     )
@@ -227,7 +239,7 @@ def precision(case: Case, disagreement: Disagreement) -> Verdict:
             Code.UNEXPLAINED,
             [usual_size_sentence(case, disagreement), *evidence],
             _length_advice(case, "token-level corrections bound that until the cause is known"),
-            what=f"The sides differ by KL {write_estimate(kl).value} a token; {_what_is_open(case)}.",
+            what=_what_is_open(case, disagreement),
         )
         return Verdict(kind="undecided", also=[] if flips is None else [flips], **cause.model_dump())
     evidence.append(f"FP32 against FP32: mean abs(d) {write_number(float(case.exact.pair.abs_diff.mean()))} nats")
@@ -259,12 +271,30 @@ def undecided_by_rounding(exact: Disagreement) -> Verdict:
     return Verdict(kind="undecided", **cause.model_dump())
 
 
-def _what_is_open(case: Case) -> str:
+def _what_is_open(case: Case, disagreement: Disagreement) -> str:
+    """How large the difference is, and what it may be; where the KL grows over the steps of a log, of the last ones."""
+    if case.growth is not None and case.growth.last_abs_diff is not None:
+        return _size_at_last(case.growth, case.growth.last_abs_diff, case, disagreement)
     if not case.has_run:
-        return "log-probs of these formats alone do not tell rounding from a bug"
-    if case.is_logged:
-        return "a log alone does not tell rounding from a bug"
-    return "without an FP32 pair it may be a bug"
+        may_be = "log-probs of these formats alone do not tell rounding from a bug"
+    elif case.is_logged:
+        may_be = "a log alone does not tell rounding from a bug"
+    else:
+        may_be = "without an FP32 pair it may be a bug"
+    return f"The sides differ by KL {write_estimate(case.metrics['kl_k3']).value} a token; {may_be}."
+
+
+def _size_at_last(growth: StepGrowth, mean: Estimate, case: Case, disagreement: Disagreement) -> str:
+    """Whether rounding was seen to make what the last steps of a log have; that it can is left open here."""
+    dtypes = _formats(case, disagreement)
+    usual = f"{usual_nats(*dtypes):.3g}"
+    of_formats = f"rounding in {_names_of_formats(dtypes)}"
+    if mean.value <= usual_nats(*dtypes):
+        may_be = f"a size that {of_formats} has too (up to {usual} where it was measured)"
+    else:
+        most = f"{most_by_rounding(dtypes, disagreement.conditioning):.3g}"
+        may_be = f"more than {of_formats} made where it was measured ({usual}), less than the most it can make ({most})"
+    return f"At {last_steps(growth)} mean abs(d) is {write_estimate(mean).value} nats a token, {may_be}."
 
 
 def _length_evidence(case: Case) -> list[str]:

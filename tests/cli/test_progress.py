@@ -11,6 +11,7 @@ from rich.console import Console
 from mismatch_probe.cli import progress as module
 from mismatch_probe.cli.progress import (
     LINE_EVERY_SECONDS,
+    Announcement,
     Later,
     number_of_later_part,
     progress_line,
@@ -264,6 +265,22 @@ def test_the_time_that_is_left_runs_down_by_the_clock_and_slides_to_another_esti
         for second in range(12, 72):
             seconds_left(second)
         assert seconds_left(72) == "part 1 of 3, about 5 min left: sampling"
+
+
+def test_the_time_that_a_child_process_says_runs_down_until_it_is_heard_of_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    announced = Announcement()
+    assert announced.remaining() is None
+    announced.hear(60.0)
+    now[0] = 20.0
+    assert announced.remaining() == 40.0
+    now[0] = 90.0
+    assert announced.remaining() == 0.0
+    announced.hear(None)
+    assert announced.remaining() is None
 
 
 def test_a_stage_that_takes_long_says_so_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

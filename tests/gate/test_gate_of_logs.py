@@ -14,7 +14,7 @@ from mismatch_probe.records.findings import Explanation, Findings, SideExplanati
 from mismatch_probe.records.summary import Verdict
 from tests.command_line import probe
 from tests.gate.cli import CommandLine, Ended
-from tests.importing.logs import row, write
+from tests.importing.logs import log_of_levels, row, write
 
 GATE = '[gate]\nmin_sequences = 32\nmin_prompts = 8\nmax_sequences = 32\n[[gate.check]]\nmetric = "abs_logprob_diff"\n'
 
@@ -193,3 +193,25 @@ def test_logs_that_name_two_models_are_not_compared(
     answer = gated(new, "--baseline", old)
     assert answer.code == code, answer
     assert ("is of another model (ours" in answer.stderr) == (code == ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("level", ["warn", "error", "off"])
+def test_a_pass_beside_a_verdict_that_is_a_bug_says_so_and_blocks_where_that_is_asked(
+    command_line: CommandLine, tmp_path: Path, level: str
+) -> None:
+    """Mean abs(d) is 0.8 nats, which no BF16 makes, and the limit is 1."""
+    log = log_of_levels(tmp_path / "log.jsonl", [1.0], responses=64)
+    assert command_line("import", log, "--out", tmp_path / "run").code == ExitCode.PASS
+    (tmp_path / "gate.toml").write_text(GATE.replace("[gate]", f'[gate]\nverdict = "{level}"') + "max = 1.0\n")
+    ended = command_line("gate", tmp_path / "run", "--config", tmp_path / "gate.toml", "--json")
+    result = ended.document
+    what = "the run's own verdict on log is a bug: the two sides differ by more than BF16 can"
+    assert ended.code == (ExitCode.GATE_FAILED if level == "error" else ExitCode.PASS)
+    assert (f", but {what}." in result["sentence"]) == (level == "warn")
+    assert [check["answer"] for check in result["checks"] if check["metric"] == "verdict"] == (
+        [] if level == "off" else ["fail"]
+    )
+
+
+def test_a_sound_run_has_no_word_of_its_verdict(imported_once: Copied, gated: Any, tmp_path: Path) -> None:
+    assert "verdict" not in str(gated(imported_once(tmp_path / "run")).document)

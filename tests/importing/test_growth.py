@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.records.summary import Verdict
 from mismatch_probe.report.answers.compare import summary_of_run
 from mismatch_probe.report.page import answer_on_screen, run_answer
 from mismatch_probe.report.view import Answer
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.verdict.findings import with_findings
-from mismatch_probe.verdict.headline import course_words
+from mismatch_probe.verdict.headline import LOG_ENTROPY, course_words
 from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import log_of_levels
@@ -97,7 +99,10 @@ def test_a_flat_noisy_log_keeps_its_headline(tmp_path: Path) -> None:
     assert pair.growth is None
     assert summary.headline.startswith("Undecided: the log's sides differ by KL ")
     assert ", flat over 8 steps (" in summary.headline
-    assert pair.verdict.advice[-1].endswith("explain RUN --model CHECKPOINT --step 7`")
+    assert pair.verdict.advice[0].endswith("explain RUN --model CHECKPOINT --step 7`")
+    assert pair.verdict.advice[-1] == LOG_ENTROPY
+    (declared,) = with_findings(summary, [explanation(DECLARED)]).pairs
+    assert LOG_ENTROPY not in declared.verdict.advice
     answer = run_answer(summary, run.read_manifest())
     assert answer.badge.kind == "undecided"
     assert answer.figure is not None
@@ -110,6 +115,38 @@ def test_two_steps_are_never_called_flat() -> None:
     two = course_words(StepLevels([3, 4], [1e-4, 1e-4], [100, 100]))
     assert two == "1.00e-4 at step 3 and 1.00e-4 at step 4, too few steps to show a trend"
     assert course_words(StepLevels([3, 4, 5], [1e-4] * 3, [100] * 3)) == "flat over 3 steps (1.00e-4)"
+
+
+def test_last_steps_beyond_all_rounding_are_a_bug_whose_cause_the_checkpoint_would_tell(grown: RunDirectory) -> None:
+    """Over all steps mean abs(d) is 0.4, which rounding can make; at step 7 it is 1.2."""
+    verdict, headline = pair_of(grown).verdict, grown.read_summary().headline
+    assert (verdict.kind, verdict.code) == ("bug", Code.BEYOND_FORMAT)
+    assert verdict.evidence[1].startswith("at step 7 mean abs(d) is ")
+    assert "rounding in BF16 explains at most 0.500" in verdict.evidence[1]
+    end = "Bug: at step 7 the two sides differ by more than BF16 can; the checkpoint would tell the cause."
+    assert headline.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("last", "size"),
+    [
+        (0.25, "more than rounding in BF16 made where it was measured (0.064), less than the most it can make (0.5)"),
+        (0.06, "a size that rounding in BF16 has too (up to 0.064 where it was measured)"),
+    ],
+)
+def test_last_steps_that_rounding_may_have_made_say_how_large_they_are(tmp_path: Path, last: float, size: str) -> None:
+    run = imported(tmp_path, log_of_levels(tmp_path / "log.jsonl", (*FLAT[:5], 0.8 * last, 0.9 * last, last)))
+    assert pair_of(run).verdict.kind == "undecided"
+    assert f" nats a token, {size}; the checkpoint would tell whether it is a bug." in run.read_summary().headline
+
+
+def test_no_cause_computed_from_the_checkpoint_makes_no_rounding_of_the_last_steps(grown: RunDirectory) -> None:
+    nothing = Verdict(kind="undecided", code="unexplained", sentence="Nothing that was computed explains this side.")
+    summary = with_findings(grown.read_summary(), [explanation(nothing, 5)])
+    assert summary.verdict.kind == "bug"
+    assert summary.headline.endswith(
+        "by more than BF16 can; no cause that was computed from the checkpoint explains it (explain)."
+    )
 
 
 @pytest.mark.parametrize(("step", "kind"), [(0, "bug"), (5, "bug")], ids=["before it grew", "where it grew"])

@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.causes.findings import Level, LogCode
 from mismatch_probe.logs import LogChecks
-from mismatch_probe.logs.row import split_by_mask
+from mismatch_probe.logs.row import LogFinding, split_by_mask
 from mismatch_probe.records.sequences import LoggedResponse
 
 CODES = (LogCode.CONSTANT_HEAD, LogCode.MASK_EDGE)
@@ -241,6 +241,54 @@ def test_zeros_of_one_token_at_an_edge_are_a_question(edge):
     assert (finding.level, finding.evidence["edge"], finding.evidence["tokens"]) == (Level.NOTE, edge, 1)
     assert "with the same token, where the sampler has exactly 0" in finding.sentence
     assert finding.sentence.endswith("The log cannot tell")
+
+
+def with_longer_masks(responses: list[LoggedResponse], tokens: int) -> list[LoggedResponse]:
+    """Each stretch of the mask but the last takes in so many tokens of the template, which the engine scored."""
+    made = []
+    for each in responses:
+        is_late = np.zeros(each.sampled.size + tokens + 1, dtype=np.bool_)
+        for end in np.flatnonzero(np.diff(each.sampled.astype(int)) == -1):
+            is_late[end + 1 : end + 1 + tokens] = True
+        is_late = is_late[: each.sampled.size]
+        log_mu = np.where(is_late, -0.3, each.log_mu)
+        made.append(
+            replace(each, sampled=each.sampled | is_late, log_mu=log_mu, log_pi=np.where(is_late, -0.31, each.log_pi))
+        )
+    return made
+
+
+def findings_with_stop(responses: list[LoggedResponse], *stop_ids: int) -> list[LogFinding]:
+    checks = LogChecks(stop_ids=frozenset(stop_ids))
+    for each in responses:
+        checks.add(each)
+    return [finding for finding in checks.findings() if finding.code in CODES]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_tokens_behind_a_stop_of_the_checkpoint_were_not_sampled_whatever_their_log_probs(tokens):
+    [finding] = findings_with_stop(with_longer_masks(log(), tokens), 2, 3)
+    assert (finding.level, finding.evidence["tokens"], finding.evidence["of"]) == (Level.WARNING, tokens, 48)
+    assert "late: in 48 of 48 places it goes on behind a token at which the checkpoint stops" in finding.sentence
+
+
+def test_a_stop_of_the_checkpoint_decides_the_question_of_one_token():
+    late = with_sure_tokens(with_one_token(with_zeros_at_edges("ends a token late", -1e-4)), -1e-4, 0.05)
+    [finding] = findings_with_stop(late, 2)
+    assert (finding.level, finding.evidence["edge"]) == (Level.WARNING, "ends late")
+    [question] = findings_with_stop(late, 7)
+    assert question.level == Level.NOTE, "the token itself is the stop, which a grammar forces"
+
+
+def test_a_stop_within_what_was_sampled_accuses_nobody():
+    assert findings_with_stop(log(), 2) == []
+    random = np.random.default_rng(0)
+    anywhere = [
+        replace(each, token_ids=np.where(random.random(each.token_ids.size) < 0.05, 3, each.token_ids).astype(np.int32))
+        for each in log()
+    ]
+    assert findings_with_stop(anywhere, 3) == [], "sampled on behind it, as with ignore_eos"
+    assert findings_with_stop(with_longer_masks(log(3), 1), 2) == [], "too few places"
 
 
 @pytest.mark.parametrize("filler", [0.0, np.nan, -9999.0])

@@ -73,6 +73,30 @@ def test_another_end_of_a_turn_is_no_insertion():
     assert first.new_ids[0] == 9000
 
 
+def only_before_turn(turn: int, render: turns.Render) -> turns.Render:
+    """The history is written anew before one turn, and stands as it was before the others."""
+    return lambda random, made, history: render(random, made, history) if len(made) == turn else history
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+@pytest.mark.parametrize("num_lost", [1, 2, 6])
+def test_the_last_tokens_of_any_turn_that_are_lost_are_a_break_and_no_branch(turn, num_lost):
+    """The history of a later turn begins with that of an earlier one too."""
+    lost = only_before_turn(turn, lambda random, made, history: history[:-num_lost])
+    reading = checks_of([turns.conversation(number, lost) for number in range(4)]).reading()
+    assert (reading.num_broken, reading.num_restarts) == (4, 0)
+    assert {each.turn for each in reading.breaks} == {turn}
+
+
+def test_a_branch_from_an_earlier_turn_breaks_nothing():
+    """One goes on from a turn of which another answer was not kept: their first words are alike."""
+    made = turns.conversation(0)
+    (prompt, completion), other = made[2], turns.words(np.random.default_rng(9), 40)
+    branch = [*prompt, *completion[:10], *other, turns.END, *turns.HEADER], completion
+    reading = checks_of([[*made[:3], branch]]).reading()
+    assert (reading.num_broken, reading.num_restarts) == (0, 0)
+
+
 def test_one_response_a_trajectory_is_no_turn():
     checks = checks_of([conversation(number, turns=1) for number in range(5)])
     assert checks.reading() is None

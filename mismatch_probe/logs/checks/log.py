@@ -181,7 +181,7 @@ def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFi
     """The findings on the units of entropies and of the sampler's log-probs."""
     size = write_count(vocabulary_size or LARGEST_VOCABULARY)
     most = most_entropy(vocabulary_size)
-    base = sums.sides.base or sums.entropies.base
+    base = sums.sides.base or (None if sums.sides.differ else sums.entropies.base)
     if sums.highest_entropy > most + _ROUNDING:
         yield LogFinding.of(
             LogCode.BEYOND_VOCABULARY,
@@ -232,7 +232,7 @@ class MissingNumbers:
 class LogChecks:
     """Add every response, then ask. Checks of parts of a log are added up with `+=`."""
 
-    def __init__(self, vocabulary_size: int | None = None) -> None:
+    def __init__(self, vocabulary_size: int | None = None, stop_ids: frozenset[int] = frozenset()) -> None:
         self._vocabulary_size = vocabulary_size
         self._columns: dict[str, dict[int | None, ColumnSums]] = {name: defaultdict(ColumnSums) for name in COLUMNS}
         self._copies: dict[str, dict[int | None, Copies]] = {name: defaultdict(Copies) for name in COPIED_COLUMNS}
@@ -240,7 +240,7 @@ class LogChecks:
         self._alignment = Alignment()
         self._units = UnitSums()
         self._rows = RowSums()
-        self._masks = MaskSums()
+        self._masks = MaskSums(stop_ids)
         self._waiting: list[LoggedResponse] = []
         self._tokens_waiting = 0
 

@@ -117,6 +117,7 @@ def _end_in_padding(block: ResponseBlock) -> Mask:
 
 LONGEST_HEAD: Final = 32
 _RUNS_FOR_A_HEAD: Final = 256
+MOST_BEHIND_STOP: Final = 5
 _LEAST_TEMPERATURE: Final = 0.5
 """At lower ones an unlikely token may be drawn each time."""
 _MOST_HASHES: Final = 64
@@ -334,16 +335,41 @@ def _outer_edges(block: ResponseBlock, runs: MaskRuns) -> tuple[Ints, Ints]:
 
 
 @dataclass
-class MaskSums:
-    """What stands at the edges of masks."""
+class StopSums:
+    """Stretches of sampled tokens that hold a token at which the checkpoint stops, by the tokens behind the first."""
 
+    behind: Ints = field(default_factory=lambda: np.zeros((2, MOST_BEHIND_STOP + 1), dtype=np.int64))
+    """[inside a response, at its end; so many tokens, the last: or more]."""
+
+    def add(self, block: ResponseBlock, runs: MaskRuns, stop_ids: frozenset[int]) -> None:
+        places = np.flatnonzero(np.isin(block.token_ids, sorted(stop_ids)))
+        first = np.searchsorted(places, runs.starts)
+        has_stop = first < places.size
+        has_stop[has_stop] = places[first[has_stop]] < runs.ends[has_stop]
+        behind = runs.ends[has_stop] - 1 - places[first[has_stop]]
+        is_outer = runs.ends[has_stop] == np.cumsum(block.lengths)[runs.rows[has_stop]]
+        np.add.at(self.behind, (is_outer.astype(np.int64), np.minimum(behind, MOST_BEHIND_STOP)), 1)
+
+    def __iadd__(self, other: Self) -> Self:
+        self.behind = self.behind + other.behind
+        return self
+
+
+@dataclass
+class MaskSums:
+    """What stands at the edges of masks. stop_ids: of the checkpoint, where that is known."""
+
+    stop_ids: frozenset[int] = frozenset()
     first_heads: HeadSums = field(default_factory=HeadSums)
     """Of the first stretch of each response."""
     later_heads: HeadSums = field(default_factory=HeadSums)
     edges: EdgeSums = field(default_factory=EdgeSums)
+    stops: StopSums = field(default_factory=StopSums)
 
     def add(self, block: ResponseBlock) -> None:
         runs = MaskRuns.of(block)
+        if self.stop_ids:
+            self.stops.add(block, runs, self.stop_ids)
         self.first_heads.add(block, runs.starts[runs.is_first], runs.ends[runs.is_first])
         self.later_heads.add(block, runs.starts[~runs.is_first], runs.ends[~runs.is_first])
         self.edges.add(block, runs)
@@ -352,4 +378,5 @@ class MaskSums:
         self.first_heads += other.first_heads
         self.later_heads += other.later_heads
         self.edges += other.edges
+        self.stops += other.stops
         return self

@@ -9,7 +9,7 @@ from typing import Final
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import join_names, round_outwards, write_change, write_fold, write_many, write_number
-from mismatch_probe.records.answers import GROWTH, CheckResult, FloorEntry, GateResult, NoiseFloor
+from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
 _HEADINGS: Final = {"fail": "Broken", "inconclusive": "Inconclusive"}
@@ -128,8 +128,8 @@ def gate_section(result: GateResult) -> Section:
 
 
 def gate_badge(result: GateResult) -> Badge:
-    is_growing = any(check.metric == GROWTH and check.answer == "fail" for check in result.checks)
-    kind = "growing" if is_growing and result.answer == "pass" else _KINDS[result.answer]
+    failed = {check.metric for check in result.checks if check.answer == "fail"} if result.answer == "pass" else set()
+    kind = "undecided" if VERDICT in failed else "growing" if GROWTH in failed else _KINDS[result.answer]
     return Badge(kind, f"gate: {result.answer}")
 
 
@@ -149,6 +149,8 @@ def _answer_with_level(check: CheckResult) -> str:
 
 
 def limit_text(check: CheckResult) -> str:
+    if check.metric == VERDICT:
+        return "verdict is no bug"
     return f"{check.measured} {check.kind} {check.limit:g}"
 
 
@@ -156,6 +158,8 @@ def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
     if check.metric == GROWTH:
         return _growth_text(check)
+    if check.metric == VERDICT:
+        return "bug" if check.value else "no bug"
     if check.baseline_value is None or check.comparison is None:
         return write_number(check.value)
     return f"{write_number(check.run_value)} ({write_change(check.value)}, {check.comparison})"
