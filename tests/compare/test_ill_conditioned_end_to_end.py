@@ -134,7 +134,9 @@ def without_fp64(run: RunDirectory) -> None:
     run.leg_path("ref-fp64").unlink()
 
 
-def test_a_run_that_is_resumed_measures_what_it_lacks_or_failed_at_and_no_more(copied: RunDirectory, amplifying: Path) -> None:
+def test_a_run_that_is_resumed_measures_what_it_lacks_or_failed_at_and_no_more(
+    copied: RunDirectory, amplifying: Path
+) -> None:
     before = copied.read_summary()
     without_fp64(copied)
     scored = []
