@@ -2,10 +2,10 @@
 
     python -m benchmarks.planted_logs.oracle SCRATCH --draws 60
 
-The logs are those of `changing_weights(False)` at the weak strength, of the demo checkpoint. The oracle knows their law:
-what rounding makes of the logits at a token as sure, how large the planted error is, in which share of the responses and
-between which places it ends. By Neyman and Pearson no test names more at its rate of false alarms: it is the ratio of the
-likelihoods of the log, averaged over the places, which nobody knows. Its limit is drawn from sound logs.
+The logs are those of `changing_weights(False)` at the weak strength, of the demo checkpoint. The oracle knows their
+law: what rounding makes of the logits at a token as sure, how large the planted error is, in which share of the
+responses and between which places it ends. By Neyman and Pearson no test names more at its rate of false alarms: it is
+the ratio of the likelihoods of the log, averaged over the places, which nobody knows. Its limit is that of sound logs.
 
 Beside it stands our statistic of a change of level, on tokens of unlike sureness, and with the level of tokens as sure
 taken off, so that a text that grows sure is no change.
