@@ -21,7 +21,8 @@ from mismatch_probe.config.model import EngineSettings, SamplingSettings, Traini
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.engines.start import start_engine
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
-from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
+from mismatch_probe.records.activations import ActivationBatch, ActivationStore, plan_activation_batches
+from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.inside.recording import BatchPass, score_pass
 from mismatch_probe.training_path.inside.recording import record_activations as record_training
 from mismatch_probe.training_path.inside.reference_walk import ReferenceWalk

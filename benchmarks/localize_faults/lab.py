@@ -23,18 +23,16 @@ from mismatch_probe.engines.vllm.inside import record_activations as record_engi
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects
-from mismatch_probe.records.findings import Suspect
-from mismatch_probe.records.sequences import (
+from mismatch_probe.records.activations import (
     INFER,
     TRAIN,
     ActivationBatch,
     ActivationStore,
-    EncodedPrompt,
-    SampleRequest,
-    TokenSequence,
     key,
     plan_activation_batches,
 )
+from mismatch_probe.records.findings import Suspect
+from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest, TokenSequence
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations as record_training

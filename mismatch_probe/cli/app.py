@@ -1,21 +1,33 @@
-"""Where the program starts and ends: every failure is one sentence on stderr and a documented exit code."""
+"""Where the program starts and ends: every failure is one sentence on stderr and a documented exit code.
 
+Ctrl-C ends it in an orderly way, SIGTERM and SIGHUP too, with exit codes of their own; the reader of a standard stream
+may go away.
+"""
+
+import _thread
+import fcntl
+import io
+import os
 import shutil
+import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final, NoReturn, TextIO
 
-from mismatch_probe.cli.interrupts import (
-    as_error,
-    end_at_once,
-    heed_interrupts,
-    ignore_interrupts,
-    interruption_that_came,
-    keep_standard_streams,
-    was_interrupted,
+from mismatch_probe.errors import (
+    INSTALL_ENGINES,
+    ExitCode,
+    HungUp,
+    Interrupted,
+    MismatchProbeError,
+    StorageError,
+    Terminated,
 )
-from mismatch_probe.errors import INSTALL_ENGINES, ExitCode, MismatchProbeError
 from mismatch_probe.host import renew_thread_pool
 from mismatch_probe.inert import cut_text, lines_of_width, plain
 
@@ -81,3 +93,208 @@ def _surprise(error: Exception) -> str:
         return f"this command runs real engines, and {error.name} cannot be found here; run {INSTALL_ENGINES}"
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"unexpected {what}; the same command with --debug shows where"
+
+
+_REQUESTS: Final[dict[int, type[Interrupted]]] = {signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
+_PATIENCE_SECONDS: Final = 15.0
+"""Longer than a child is given to end in. Who presses again after that is heard again."""
+_SOON_SECONDS: Final = 0.01
+"""At once would be within the hook, which can only print it too."""
+
+
+class AskedToEnd(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came: whoever tidies up after Ctrl-C does so after these. `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def as_error(interrupt: KeyboardInterrupt) -> Interrupted:
+    """The sentence and the exit code of an interruption."""
+    if isinstance(interrupt, AskedToEnd):
+        return _REQUESTS[interrupt.number](f"ended by {signal.Signals(interrupt.number).name}")
+    return Interrupted("interrupted")
+
+
+class _Heeding:
+    """The handler of the process. An interrupt that Python could only print, in a finaliser say, comes again."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._since: float | None = None
+        self.number: int = signal.SIGINT
+        self._print_unraisable = sys.unraisablehook
+
+    @property
+    def was_raised(self) -> bool:
+        return self._since is not None
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        seconds = time.monotonic()
+        if self.is_over or (self._since is not None and seconds - self._since < _PATIENCE_SECONDS):
+            return
+        self._since, self.number = seconds, number
+        raise _interruption(number)
+
+    def come_again(self, unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._since = None
+            timer = threading.Timer(_SOON_SECONDS, _thread.interrupt_main, (self.number,))
+            timer.daemon = True
+            timer.start()
+        else:
+            self._print_unraisable(unraisable)
+
+
+_heeding = _Heeding()
+
+
+def heed_interrupts() -> None:
+    """Call once, at the start of the process; one that was started deaf, as a shell's background jobs are, stays so.
+
+    So does one that `nohup` started.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _heeding.interrupt)
+        sys.unraisablehook = _heeding.come_again
+    for number in _REQUESTS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _heeding.interrupt)
+
+
+def ignore_interrupts() -> None:
+    """From here the process only ends: what Python does then must not be interrupted."""
+    _heeding.is_over = True
+    for number in (signal.SIGINT, *_REQUESTS):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def interruption_that_came() -> KeyboardInterrupt:
+    """The last one, for where typer has made an exit code of it."""
+    return _interruption(_heeding.number)
+
+
+def was_interrupted() -> bool:
+    """Whether one was raised in this process: a library that it reached may have made another error of it."""
+    return _heeding.was_raised
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """An interruption stays one, whatever the library that it reaches makes of it, as pydantic does while it loads.
+
+    Raises:
+        KeyboardInterrupt: an error came of one.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_REQUESTS)}
+    earlier_handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        earlier_handlers[number](number, frame)
+
+    for number in earlier_handlers:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if came:
+            raise _interruption(came[0]) from error
+        raise
+    finally:
+        for number, handler in earlier_handlers.items():
+            signal.signal(number, handler)
+
+
+def _interruption(number: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if number == signal.SIGINT else AskedToEnd(number)
+
+
+_INPUT, _OUTPUT, _ERRORS = 0, 1, 2
+_IF_CLOSED: Final = {_INPUT: os.O_RDONLY, _OUTPUT: os.O_RDONLY, _ERRORS: os.O_WRONLY}
+"""How the null device takes the place of a stream that was closed before the start: what is written to standard output
+is refused, as it was before; what is written for people is lost."""
+
+
+def keep_standard_streams() -> None:
+    """Call once, at the start of the process.
+
+    Messages that nobody reads any more are dropped, and the work goes on. Standard output carries the answer: a
+    reader that goes away, as `head` does, has read enough; a file that does not take it is a StorageError. A stream
+    that is closed gets a descriptor: otherwise the next file to be opened would get its number, and a library's
+    messages would go into that file.
+    """
+    for descriptor, flags in _IF_CLOSED.items():
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null_device = os.open(os.devnull, flags)
+            if null_device != descriptor:
+                os.dup2(null_device, descriptor)
+                os.close(null_device)
+            os.set_inheritable(descriptor, True)
+    sys.stdout = _text(_WhatWasAskedFor(_OUTPUT, "w", closefd=False), sys.stdout)
+    sys.stderr = for_people(_ERRORS, sys.stderr, closefd=False)
+
+
+def output_is_open() -> bool:
+    """Whether there was a standard output when the process started."""
+    try:
+        return fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except (OSError, ValueError):  # no descriptor of this process
+        return True
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End the process with what was written so far, and without what libraries do at an end, which can take seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, StorageError):
+            stream.flush()
+    os._exit(code)
+
+
+def for_people(descriptor: int, like: TextIO | None = None, *, closefd: bool = True) -> TextIO:
+    """A text stream on `descriptor`, in the encoding of `like`, that drops what nobody can read any more."""
+    return _text(_ForPeople(descriptor, "w", closefd=closefd), like, line_buffering=True)
+
+
+class _ForPeople(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            _drop_from_now_on(self.fileno())
+            return len(data)
+
+
+class _WhatWasAskedFor(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _drop_from_now_on(self.fileno())
+            return len(data)
+        except OSError as error:
+            _drop_from_now_on(self.fileno())
+            raise StorageError(
+                f"what was asked for on standard output could not be written to its end: {error.strerror}; give it a "
+                "file that takes it"
+            ) from error
+
+
+def _text(raw: io.FileIO, like: TextIO | None, *, line_buffering: bool = False) -> TextIO:
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=like.encoding if like is not None else "utf-8",
+        errors="backslashreplace",
+        line_buffering=line_buffering or raw.isatty(),
+    )
+
+
+def _drop_from_now_on(descriptor: int) -> None:
+    """What is still in buffers goes nowhere too: where the last flush fails, Python ends with a code of its own."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from mismatch_probe.compare.continuation import with_checks_to_repeat
 from mismatch_probe.compare.cost.earlier import (
     MAX_NEW_TOKENS,
     Pace,
@@ -230,7 +231,7 @@ def done_stages(run: RunDirectory | None) -> list[str]:
     """Names of the stages that a run which is continued has no more to do."""
     if run is None:
         return []
-    manifest = run.read_manifest()
+    manifest = with_checks_to_repeat(run.read_manifest())
     names = [name for name, record in manifest.stages.items() if record.state in ("done", "skipped")]
     return [name for name in names if name not in manifest.growing]
 

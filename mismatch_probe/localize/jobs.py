@@ -25,8 +25,9 @@ from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts
 from mismatch_probe.engines.vllm.inside import record_activations as record_engine
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.workspace import JobInput, JobNotes, TrialNotes, Workspace, activation_batches
+from mismatch_probe.records.activations import is_layer
 from mismatch_probe.records.findings import Intervention, Interventions
-from mismatch_probe.records.sequences import ScoredSequence, TokenSequence, is_layer
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.records.tables import (
     leg_table,
     prompts_of,

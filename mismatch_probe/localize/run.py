@@ -37,9 +37,9 @@ from mismatch_probe.localize.workspace import (
 )
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
+from mismatch_probe.records.activations import BLOCK, ErrorSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.records.findings import Interventions, Localization, PlaceError, RouterDecisions, SideError
 from mismatch_probe.records.manifest import ModelIdentity
-from mismatch_probe.records.sequences import BLOCK, ErrorSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.records.tables import prompts_table, read_sums, read_table, sequences_of, write_table
 from mismatch_probe.stats.estimator import Estimator, map_estimate
 from mismatch_probe.stats.intervals import Interval, Scale, ratio

@@ -19,8 +19,8 @@ import numpy as np
 
 from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.activations import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES, Floats, OwnSums, PlaceSums
 from mismatch_probe.records.findings import PlaceError, Suspect
-from mismatch_probe.records.sequences import BLOCK, HEAD, ROTARY_KEYS, ROTARY_QUERIES, Floats, OwnSums, PlaceSums
 
 _LEAST_UNIT: Final = 300 * 2.0**-24
 """What sums of many FP32 products differ by when added up in another order."""

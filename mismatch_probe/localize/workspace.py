@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from mismatch_probe.config.examinations import LocalizeSettings
 from mismatch_probe.config.model import PairSide
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.activations import ActivationBatch, ActivationStore, plan_activation_batches
 from mismatch_probe.records.files import write_text
-from mismatch_probe.records.sequences import ActivationBatch, ActivationStore, TokenSequence, plan_activation_batches
+from mismatch_probe.records.sequences import TokenSequence
 
 ENGINE: Final = "engine"
 TRAINING: Final = "training"

@@ -16,20 +16,15 @@ import pyarrow.parquet as pq
 
 from mismatch_probe.errors import BrokenRecord, message_of
 from mismatch_probe.reading import flat, nest_names, storable
+from mismatch_probe.records.activations import ErrorSums, Floats, OwnSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.records.digests import require_own_digests, with_digests
 from mismatch_probe.records.files import go_on, open_to_read, replacing
 from mismatch_probe.records.sequences import (
     EncodedPrompt,
-    ErrorSums,
-    Floats,
-    OwnSums,
-    PlaceSums,
     PromptImages,
-    RouterSums,
     SampledSequence,
     SampleRequest,
     ScoredSequence,
-    SideSums,
     TokenSequence,
     leg_columns,
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli import app, commands, interrupts
+from mismatch_probe.cli import app, commands
 from mismatch_probe.errors import ExitCode
 from tests.cli.test_bad_input import assert_refused
 from tests.command_line import probe
@@ -130,8 +130,8 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr(interrupts, "_heeding", interrupts._Heeding())
-    interrupts.heed_interrupts()
+    monkeypatch.setattr(app, "_heeding", app._Heeding())
+    app.heed_interrupts()
     pressing = threading.Thread(target=press_three_times, daemon=True)
     pressing.start()
     answer = probe("compare", "--model", checkpoint, "--out", tmp_path / "run")
@@ -142,7 +142,7 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
 
 HEEDED = """
 import signal, sys, time, weakref
-from mismatch_probe.cli.interrupts import heed_interrupts
+from mismatch_probe.cli.app import heed_interrupts
 heed_interrupts()
 class Thing: pass
 thing = Thing()
@@ -167,7 +167,7 @@ def test_an_interrupt_that_reaches_a_finaliser_comes_again_and_those_after_it_do
 def test_a_process_that_was_started_deaf_stays_so() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from mismatch_probe.cli.interrupts import heed_interrupts, interrupts_kept\n"
+        "from mismatch_probe.cli.app import heed_interrupts, interrupts_kept\n"
         "heed_interrupts()\n"
         "with interrupts_kept(): signal.raise_signal(signal.SIGINT)\n"
         "signal.raise_signal(signal.SIGINT)\n"
@@ -199,8 +199,8 @@ def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
 
 def test_an_error_that_a_library_makes_of_an_interrupt_is_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """numpy says of one that it cannot tell an object's shape."""
-    heeding = interrupts._Heeding()
-    monkeypatch.setattr(interrupts, "_heeding", heeding)
+    heeding = app._Heeding()
+    monkeypatch.setattr(app, "_heeding", heeding)
 
     def invoke(words: list[str]) -> ExitCode:
         try:

@@ -11,15 +11,9 @@ from mismatch_probe.config.model import ModelSettings, TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects
+from mismatch_probe.records.activations import ActivationStore, PlaceSums, RouterSums, plan_activation_batches
 from mismatch_probe.records.findings import PlaceError, Suspect
-from mismatch_probe.records.sequences import (
-    ActivationStore,
-    PlaceSums,
-    RouterSums,
-    ScoredSequence,
-    TokenSequence,
-    plan_activation_batches,
-)
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.recording import record_activations

@@ -18,7 +18,8 @@ from mismatch_probe.engines.base import Engine
 from mismatch_probe.engines.vllm.inside import engine_part_in_fp32, engine_parts, record_activations
 from mismatch_probe.engines.vllm.outputs import infer_names
 from mismatch_probe.localize.suspects import PlaceNames
-from mismatch_probe.records.sequences import TokenSequence, plan_activation_batches
+from mismatch_probe.records.activations import plan_activation_batches
+from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.precision import undivided_modules
 from tests.engines.conftest import StartEngine, start
 from tests.localize.bench import Bench, some_sequences

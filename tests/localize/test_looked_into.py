@@ -2,7 +2,8 @@
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.workspace import logit_rows, looked_into, max_stored_tokens
-from mismatch_probe.records.sequences import TokenSequence, plan_activation_batches
+from mismatch_probe.records.activations import plan_activation_batches
+from mismatch_probe.records.sequences import TokenSequence
 
 CONFIG = {"hidden_size": 1024, "num_hidden_layers": 28, "vocab_size": 151_936}
 

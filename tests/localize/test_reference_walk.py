@@ -16,16 +16,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import BrokenRecord
-from mismatch_probe.records.sequences import (
+from mismatch_probe.records.activations import (
     ACTIVATION,
     ATTENTION,
     BLOCK,
     HEAD,
     ROTARY_KEYS,
     ROTARY_QUERIES,
-    TokenSequence,
     plan_activation_batches,
 )
+from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.precision import undivided_modules
 from mismatch_probe.training_path.scorer import Scorer
 from tests.localize.bench import Bench, Held, some_sequences

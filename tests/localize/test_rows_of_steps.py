@@ -5,7 +5,8 @@ import torch
 
 from mismatch_probe.engines.vllm.outputs import canonical_tensors, infer_names, rows_of_steps
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.sequences import ATTENTION, ActivationBatch, TokenSequence
+from mismatch_probe.records.activations import ATTENTION, ActivationBatch
+from mismatch_probe.records.sequences import TokenSequence
 
 BATCH = ActivationBatch(0, 0, [TokenSequence("a", [1, 2, 3], [4, 5]), TokenSequence("b", [1, 2], [9])], [])
 """Rows 0 to 3 are the first four tokens of a, rows 4 and 5 the first two of b."""

@@ -9,8 +9,8 @@ from mismatch_probe.config.model import ModelSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.localize.run import place_errors
 from mismatch_probe.localize.suspects import PlaceNames, find_suspects, rounding_unit
+from mismatch_probe.records.activations import PlaceSums, SideSums
 from mismatch_probe.records.findings import Suspect
-from mismatch_probe.records.sequences import PlaceSums, SideSums
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.sequences import Sequences
 from mismatch_probe.training_path.inside.totals import Formats, OwnTarget, SideTotals

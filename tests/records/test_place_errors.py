@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_probe.records.sequences import ErrorSums, OwnSums, PlaceSums, RouterSums, SideSums
+from mismatch_probe.records.activations import ErrorSums, OwnSums, PlaceSums, RouterSums, SideSums
 from mismatch_probe.records.tables import read_sums, write_sums
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.sequences import BLOCK, EMBEDDING, NORM, is_router, key
+from mismatch_probe.records.activations import BLOCK, EMBEDDING, NORM, is_router, key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

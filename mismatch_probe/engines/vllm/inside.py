@@ -19,7 +19,8 @@ from mismatch_probe.engines.vllm.hooks import TOKENS_FILE
 from mismatch_probe.engines.vllm.outputs import canonical_tensors, rows_of_steps
 from mismatch_probe.engines.vllm.worker_weights import LM_HEAD, ROUTER
 from mismatch_probe.errors import EngineError
-from mismatch_probe.records.sequences import HEAD, INFER, NORM, ActivationBatch, ActivationStore, ScoredSequence, key
+from mismatch_probe.records.activations import HEAD, INFER, NORM, ActivationBatch, ActivationStore, key
+from mismatch_probe.records.sequences import ScoredSequence
 
 
 def record_activations(

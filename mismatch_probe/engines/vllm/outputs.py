@@ -14,17 +14,9 @@ from torch import Tensor
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.hooks import CHOICES_FILE, TOKENS_FILE
 from mismatch_probe.errors import EngineError, RoutingUnseen
+from mismatch_probe.records.activations import ATTENTION, ActivationBatch, key
 from mismatch_probe.records.legs import SequenceRouting, by_sequence
-from mismatch_probe.records.sequences import (
-    ATTENTION,
-    ActivationBatch,
-    FloatArray,
-    SampledSequence,
-    SampleRequest,
-    ScoredSequence,
-    TokenSequence,
-    key,
-)
+from mismatch_probe.records.sequences import FloatArray, SampledSequence, SampleRequest, ScoredSequence, TokenSequence
 from mismatch_probe.stats.sequences import is_missing
 
 _FINISHED: Final = ("stop", "length")

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from mismatch_probe.engines.weight_digests import as_numbers, weight_digest
-from mismatch_probe.records.sequences import is_router
+from mismatch_probe.records.activations import is_router
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mismatch_probe.config.examinations import HeadroomSettings
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.records.sequences import is_layer, is_router
+from mismatch_probe.records.activations import is_layer, is_router
 from mismatch_probe.training_path.arithmetic import torch_dtype
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.precision import undivided_modules

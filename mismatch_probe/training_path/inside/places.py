@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mismatch_probe.records.sequences import (
+from mismatch_probe.records.activations import (
     ACTIVATION,
     ATTENTION,
     BLOCK,

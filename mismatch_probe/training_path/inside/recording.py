@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mismatch_probe.errors import RoutingUnseen
-from mismatch_probe.records.legs import SequenceRouting, by_sequence
-from mismatch_probe.records.sequences import (
+from mismatch_probe.records.activations import (
     ACTIVATION,
     BLOCK,
     HEAD,
@@ -21,10 +20,10 @@ from mismatch_probe.records.sequences import (
     TRAIN,
     ActivationBatch,
     ActivationStore,
-    ScoredSequence,
-    TokenSequence,
     key,
 )
+from mismatch_probe.records.legs import SequenceRouting, by_sequence
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.batching import ChunkedHead, PaddedBatch, pad_batch, score_hidden_states
 from mismatch_probe.training_path.inside.places import Visit, watch_places

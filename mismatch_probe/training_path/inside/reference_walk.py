@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
-from mismatch_probe.records.sequences import (
+from mismatch_probe.records.activations import (
     BLOCK,
     HEAD,
     INFER,
@@ -23,12 +23,11 @@ from mismatch_probe.records.sequences import (
     ActivationStore,
     PlaceSums,
     RouterSums,
-    ScoredSequence,
-    TokenSequence,
     is_router,
     key,
     stored_keys,
 )
+from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
 from mismatch_probe.training_path.inside.places import Visit, watch_places
 from mismatch_probe.training_path.inside.recording import BatchPass, PassRows, score_pass

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mismatch_probe.records.sequences import ErrorSums, OwnSums, SideSums
+from mismatch_probe.records.activations import ErrorSums, OwnSums, SideSums
 
 _INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_NUMBERS: Final = 2**22

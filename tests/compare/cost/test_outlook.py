@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from mismatch_probe.compare.cost.forecast import run_clock
 from mismatch_probe.compare.estimates import done_stages, look_ahead
 from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.provenance import checkpoint
-from mismatch_probe.records.manifest import Manifest
+from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.tables import write_table
 from tests.compare.cost.workloads import calibration
@@ -140,6 +141,16 @@ def test_a_check_of_rounding_is_no_part_of_the_time_and_costs_more_than_the_refe
     assert without_check is not None
     assert without_check.rounding_check is None
     assert without_check.time.total.likely_seconds == pytest.approx(outlook.time.total.likely_seconds)
+
+
+@pytest.mark.parametrize(("state", "is_done"), [("skipped", False), ("done", True)])
+def test_a_check_of_rounding_that_failed_is_still_to_come(
+    tmp_path: Path, folder: Path, state: Literal["skipped", "done"], is_done: bool
+) -> None:
+    run, check = earlier(tmp_path / "run", folder), "score-ref-fp64"
+    edit_manifest(run, lambda manifest: manifest.rounding_checks.append("bf16"))
+    edit_manifest(run, lambda manifest: manifest.stages.update({check: StageRecord(state=state)}))
+    assert (check in done_stages(run)) == is_done
 
 
 def test_quantised_weights_have_no_estimate_and_a_reason(tmp_path: Path) -> None:
