@@ -192,8 +192,8 @@ def _badge_style(cell: Cell) -> str:
     return f"{'bold ' if cell.kind in _GRAVE else ''}{_COLORS[cell.kind]}"
 
 
-_WORD_ENDS: Final = re.compile(r"(?<!^.)[ \n](?!%)", re.MULTILINE)
-"""A sign before a word, and a percent sign behind a number, are parts of one word."""
+_WORD_ENDS: Final = re.compile(r"(?<!^.)(?<! to)[ \n](?!%)", re.MULTILINE)
+"""A sign before a word, a percent sign behind a number, and a `to` and a bound, are parts of one word."""
 
 
 def _keep_words(drawn_table: rich_table.Table, width: int) -> None:

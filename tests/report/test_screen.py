@@ -168,6 +168,16 @@ def test_a_table_that_is_folded_breaks_no_word_and_never_overruns(width: int) ->
     assert "0.0123 %" in out.getvalue()
 
 
+def test_a_sign_stays_with_its_word_and_a_bound_with_the_to_before_it() -> None:
+    table = Table(
+        "", ["answer", "limit", "bounds"], [["? inconclusive", "a limit of several words", "0.0294 to 0.0829"]]
+    )
+    out = io.StringIO()
+    print_table(Console(file=out, width=44, force_terminal=True, color_system=None), table)
+    assert "? inconclusive" in out.getvalue()
+    assert re.search(r"0\.0294 to|to 0\.0829", out.getvalue())
+
+
 def test_words_are_broken_where_a_terminal_has_no_room_for_them() -> None:
     out = io.StringIO()
     print_table(Console(file=out, width=30, force_terminal=True, color_system=None), NARROW)
