@@ -2,59 +2,52 @@
 
     python -m benchmarks.planted_logs.oracle SCRATCH --draws 60
 
-Three tests on the logs that `changing_weights` plants at the weak strength. The oracle knows the law of each log: which
-responses it was drawn from, what rounding makes at a token of such a log-prob, how large the planted error is, in which
-share of the responses and between which places it ends. By Neyman and Pearson no test names more at its rate of false
-alarms: the log-likelihood ratio of the whole log, averaged over the boundaries, which nobody knows.
+The logs are those of `changing_weights(False)` at the weak strength, of the demo checkpoint. The oracle knows their
+law: what rounding makes of the logits at a token as sure, how large the planted error is, in which share of the
+responses and between which places it ends. By Neyman and Pearson no test names more at its rate of false alarms: it is
+the ratio of the likelihoods of the log, averaged over the places, which nobody knows. Its limit is that of sound logs.
 
-- *paired*: the same responses without the fault stand beside it, as if d of the sound log were known: a bound that no
-  reader of a log can reach.
-- *own law*: its limit is drawn from sound logs of the same model and size. It knows what a user does not: how the d of
-  this model's sound texts is spread, level by level.
-- *any law*: the same ratio, its limit the largest of sound logs of every kind of `clean`, as a limit of a tool must be.
-
-Made for `changing_weights(False)`, level 0.
+Beside it stands our statistic of a change of level, on tokens of unlike sureness, and with the level of tokens as sure
+taken off, so that a text that grows sure is no change.
 """
 
 import argparse
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.planted_logs.base import Floats, Log, Response, pick, some
-from benchmarks.planted_logs.clean import KINDS
 from benchmarks.planted_logs.judging import binomial
-from benchmarks.planted_logs.logs import LONGEST, Pools, Random, of_prompt, rms
-from benchmarks.planted_logs.pools import all_pools
+from benchmarks.planted_logs.logs import LONGEST, Random, of_prompt, rms
+from benchmarks.planted_logs.pools import DEMO, sampled_by_vllm
+from mismatch_probe.verdict import departures
 
 TIMES, SHARE = 4.0, 0.4
 """Of rms d, and of the responses: the weak strength of `changing_weights`."""
 EDGES = np.array([0.0, 1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0, np.inf])
 """Of -log p: within two of these the size of d over 1 - p has one law."""
 NODES = 41
+SURENESS = np.arange(-4, 0, 0.5)
+"""Of log10 (1 - p)."""
+FALSE_ALARMS = 1 / 126
 
 
 @dataclass(frozen=True)
 class Law:
-    """The density of z = d / (1 - p) of sound tokens by -log p: a mixture of normals around its own sample, whose
-    convolution with a normal error is another one.
-    """
+    """The density of z = d / (1 - p) of sound tokens by -log p: a mixture of normals around quantiles of the sample."""
 
     samples: tuple[Floats, ...]
-    """Of each class, quantiles of z."""
 
     @classmethod
     def of(cls, log: Log) -> "Law":
         mu, z = tokens(log)
         kinds = np.digitize(-mu, EDGES) - 1
+        nodes = np.linspace(0.005, 0.995, NODES)
+        whole = np.quantile(z, nodes)
         every = [z[kinds == kind] for kind in range(len(EDGES) - 1)]
-        whole = np.quantile(z, np.linspace(0.005, 0.995, NODES))
-        return cls(
-            tuple(np.quantile(own, np.linspace(0.005, 0.995, NODES)) if own.size > 40 else whole for own in every)
-        )
+        return cls(tuple(np.quantile(own, nodes) if own.size > 40 else whole for own in every))
 
     def log_ratio(self, mu: Floats, z: Floats, size: float) -> Floats:
         """log f1(z) - log f0(z) [T]: f1 has a normal error of this size added."""
@@ -82,13 +75,11 @@ def tokens(log: Log) -> tuple[Floats, Floats]:
     return mu, d / np.maximum(1 - np.exp(mu), 1e-6)
 
 
-def planted(random: Random, pools: Pools) -> tuple[str, Log, Log, float]:
-    """As `changing_weights(False)` at level 0 draws it: the pool's name, the sound log, the log with the fault, and the
-    size of its error.
-    """
+def planted(random: Random, pool: Log) -> tuple[Log, Log, float]:
+    """As `changing_weights(False)` draws it: the sound log, the log with the fault, the size of its error."""
     count = int(random.integers(24, 60))
-    family = ("demo", "smollm2")[pick(random, range(2))]
-    log = some(random, [response for response in pools[family] if len(response.ids) > 30], count)
+    pick(random, range(2))
+    log = some(random, [response for response in pool if len(response.ids) > 30], count)
     size, seed, made = TIMES * rms(log), int(random.integers(2**31)), []
     for response in log:
         length = len(response.ids)
@@ -97,9 +88,10 @@ def planted(random: Random, pools: Pools) -> tuple[str, Log, Log, float]:
             continue
         at = int(random.integers(length // 5 + 1, 4 * length // 5))
         error = size * of_prompt(seed, response).standard_normal(LONGEST)[:length] * (1 - np.exp(response.mu))
-        mu = np.minimum(np.where(np.arange(length) < at, response.mu + error, response.mu), -1e-7)
-        made.append(Response(response.prompt, response.ids, mu, response.pi))
-    return family, log, made, size
+        made.append(
+            replace(response, mu=np.minimum(np.where(np.arange(length) < at, response.mu + error, response.mu), -1e-7))
+        )
+    return log, made, size
 
 
 def ratio_of(log: Log, law: Law, size: float) -> float:
@@ -115,71 +107,97 @@ def ratio_of(log: Log, law: Law, size: float) -> float:
     return total
 
 
-def finite(log: Log) -> Log:
-    """What of a log both sides have."""
+def with_tails(random: Random, log: Log) -> Log:
+    """One token in a hundred is off, as where routers flip."""
     made = []
     for response in log:
-        both = np.isfinite(response.mu) & np.isfinite(response.pi)
-        if both.sum() > 30:
-            ids = np.asarray(response.ids)[both].tolist()
-            made.append(Response(response.prompt, ids, np.minimum(response.mu[both], 0), response.pi[both]))
+        hit = random.random(len(response.ids)) < 0.01
+        error = 0.3 * random.standard_t(2, len(hit)) * (1 - np.exp(response.mu))
+        made.append(replace(response, pi=np.minimum(response.pi + hit * error, -1e-7)))
     return made
 
 
-def sound_ratios(pools: Pools, laws: dict[str, Law], draws: int) -> dict[str, list[float]]:
-    """Of each kind of sound log: its ratios by the law that is the kinder one, error sizes as in a fault of its own."""
-    found: dict[str, list[float]] = {}
-    for number in range(draws):
-        for kind, (draw, _) in KINDS.items():
-            if kind in ("experts", "conversations", "greedy"):
-                continue
-            log = finite(draw(np.random.default_rng([number, *kind.encode()]), pools))[:60]
-            if len(log) >= 6:
-                size = TIMES * rms(log)
-                found.setdefault(kind, []).append(min(ratio_of(log, law, size) for law in laws.values()))
-    return found
+def with_growth(log: Log) -> Log:
+    """Rounding that grows along the response."""
+    made = []
+    for response in log:
+        middle = (response.mu + response.pi) / 2
+        grown = (response.mu - middle) * (1 + 1.5 * response.places / response.places[-1])
+        made.append(Response(response.prompt, response.ids, np.minimum(middle + grown, -1e-7), response.pi))
+    return made
+
+
+def sizes_of(response: Response) -> tuple[Floats, Floats]:
+    """Of each token, 1 - p and log (|d| / (1 - p))."""
+    unsure = 1 - np.exp(np.maximum(response.mu, response.pi))
+    errors = np.abs(response.pi - response.mu) / np.maximum(unsure, 1e-12)
+    return unsure, np.log(np.maximum(errors, 1e-300))
+
+
+def levels_by_sureness(log: Log) -> Floats:
+    """The median size of tokens as sure, by class of SURENESS."""
+    unsure, sizes = (np.concatenate(parts) for parts in zip(*map(sizes_of, log), strict=True))
+    kinds = np.digitize(np.log10(np.maximum(unsure, 1e-12)), SURENESS)
+    return np.array(
+        [np.median(sizes[kinds == kind]) if (kinds == kind).any() else 0.0 for kind in range(len(SURENESS) + 1)]
+    )
+
+
+def is_named(log: Log, least: float, levels: Floats | None) -> bool:
+    """Whether our statistic of a change of level names the log, on tokens that are less sure than 1 - `least`."""
+    rises = falls = num_long = 0
+    for response in log:
+        unsure, sizes = sizes_of(response)
+        seen = unsure > least
+        if seen.sum() < 2 * departures.LEAST_PART:
+            continue
+        num_long += 1
+        own = np.maximum(sizes[seen], np.median(sizes[seen]) - np.log(10))
+        if levels is not None:
+            own = own - levels[np.digitize(np.log10(unsure[seen]), SURENESS)]
+        change = departures._change_of_level(own)
+        rises += change is not None and change[1] > 0
+        falls += change is not None and change[1] < 0
+    more, fewer = max(rises, falls), min(rises, falls)
+    fewest = max(departures.LEAST_RESPONSES, departures.LEAST_SHARE * num_long, departures.ONE_WAY * fewer)
+    return more >= fewest
+
+
+def share(named: int, of: int) -> str:
+    low, high = binomial(named, of)
+    return f"{named} of {of} [{low:.0%}, {high:.0%}]"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scratch", type=Path)
-    parser.add_argument("--smollm2", type=Path, default=Path("build/real/smollm2"))
     parser.add_argument("--draws", type=int, default=60)
-    parser.add_argument("--sound", type=int, default=9)
     parser.add_argument("--seed", type=int, default=22)
     flags = parser.parse_args()
-    pools = all_pools(flags.scratch, flags.smollm2)
+    kept = flags.scratch / "demo.pickle"
+    if not kept.exists():
+        kept.write_bytes(pickle.dumps(sampled_by_vllm(flags.scratch / "demo", DEMO)))
+    pool: Log = pickle.loads(kept.read_bytes())
     name = "weights that change, not recorded"
-    laws = {family: Law.of(pools[family]) for family in ("demo", "smollm2")}
-    cases = [
-        planted(np.random.default_rng([flags.seed, draw, 0, *name.encode()]), pools) for draw in range(flags.draws)
-    ]
-    with_fault = np.array([ratio_of(made, laws[family], size) for family, _, made, size in cases])
-    without = np.array([ratio_of(log, laws[family], size) for family, log, _, size in cases])
-    same_kind: dict[str, list[float]] = {family: [] for family in laws}
-    for number in range(400):
-        family, log, _, size = planted(np.random.default_rng([flags.seed + 1, number]), pools)
-        same_kind[family].append(ratio_of(log, laws[family], size))
-    limits = {family: float(np.quantile(values, 1 - 1 / 126)) for family, values in same_kind.items()}
-    every = sound_ratios(pools, laws, flags.sound)
-    any_limit = max(max(values) for values in every.values())
-    families = [family for family, *_ in cases]
-    own_limit = np.array([limits[family] for family in families])
-    report: dict[str, object] = {"limits of own laws": limits, "limit of any sound log": any_limit}
-    report["largest by kind"] = {kind: round(max(values), 1) for kind, values in every.items()}
-    tests: dict[str, Callable[[], np.ndarray]] = {
-        "paired": lambda: with_fault > without,
-        "own law": lambda: with_fault > own_limit,
-        "any law": lambda: with_fault > any_limit,
+    randoms = [np.random.default_rng([flags.seed, draw, 0, *name.encode()]) for draw in range(flags.draws)]
+    cases = [planted(random, pool) for random in randoms]
+    sound = {
+        "as it is": [log for log, _, _ in cases],
+        "heavy tails": [with_tails(random, log) for random, (log, _, _) in zip(randoms, cases, strict=True)],
+        "rounding that grows": [with_growth(log) for log, _, _ in cases],
     }
-    for test, judge in tests.items():
-        named = judge()
-        low, high = binomial(int(named.sum()), len(named))
-        by_family = {
-            f: f"{sum(n for n, g in zip(named, families, strict=True) if g == f)} of {families.count(f)}" for f in laws
-        }
-        report[test] = f"{int(named.sum())} of {len(named)} [{low:.0%}, {high:.0%}]; {by_family}"
-    print(json.dumps(report, indent=1))
+    levels = levels_by_sureness(pool)
+    for least, of_levels in ((0.1, None), (0.01, None), (1e-3, None), (1e-3, levels), (1e-4, levels)):
+        named = sum(is_named(made, least, of_levels) for _, made, _ in cases)
+        accused = {kind: sum(is_named(log, least, of_levels) for log in logs) for kind, logs in sound.items()}
+        how = "as it is" if of_levels is None else "less the level of tokens as sure"
+        print(f"1 - p above {least:g}, {how}: named {share(named, flags.draws)}; accused {accused}", flush=True)
+    law = Law.of(pool)
+    with_fault = np.array([ratio_of(made, law, size) for _, made, size in cases])
+    others = (planted(np.random.default_rng([flags.seed + 1, number]), pool) for number in range(126))
+    limit = float(np.quantile([ratio_of(log, law, size) for log, _, size in others], 1 - FALSE_ALARMS))
+    print(f"oracle, limit {limit:.1f}: named {share(int((with_fault > limit).sum()), flags.draws)}")
+    print("its ratios, smallest, median, largest:", np.round(np.quantile(with_fault, [0, 0.5, 1]), 1).tolist())
 
 
 if __name__ == "__main__":

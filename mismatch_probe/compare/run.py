@@ -69,9 +69,9 @@ def run_over_ranks(job: Job, follow: JobFunction, num_ranks: int, on_message: Ca
 
 
 _WHEN_KILLED: Final = {
-    True: "lower --max-new-tokens or the engine's cache, then continue with --resume",
-    False: "lower --max-new-tokens or training.batch_tokens, or hold one layer of the reference at a time "
-    "(--reference-by-layer), then continue with --resume",
+    True: "free memory and continue with --resume, or start anew with a lower --max-new-tokens or a smaller cache",
+    False: "hold one layer of the reference at a time (--resume --reference-by-layer), or start anew with a lower "
+    "--max-new-tokens or training.batch_tokens",
 }
 """The advice for a killed job, by whether it holds an engine."""
 

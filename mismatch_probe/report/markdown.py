@@ -49,7 +49,7 @@ _LEAST_OF_SQUARE: Final = 0.1
 """What makes less of the square of d than this is ruled out as its cause."""
 _MOST_TRIALS: Final = 8
 _MOST_TOKENS: Final = 8
-_MORE_METRICS: Final = ("logprob_diff_rms", "ess_token", "outside_band_0.8_1.25")
+_MORE_METRICS: Final = ("logprob_diff_rms", "ess_token", "pareto_k_token", "outside_band_0.8_1.25")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
+from mismatch_probe.compare import run as run_module
 from mismatch_probe.compare.continuation import later_settings
 from mismatch_probe.compare.plan import EffectiveSettings, StageStarted
 from mismatch_probe.compare.preparation import Preparation
@@ -220,6 +221,29 @@ def test_a_run_goes_on_with_what_was_prepared_and_not_with_what_its_manifest_say
     found = run.read_manifest()
     assert (found.model, found.settings) == (now.model, now.settings)
     assert not found.settings.model.trust_remote_code
+
+
+def test_what_a_killed_job_is_advised_to_continue_with_is_no_other_run_and_fewer_tokens_are(tmp_path: Path) -> None:
+    assert "--resume --reference-by-layer" in run_module._WHEN_KILLED[False]
+    run = simulated_run(tmp_path / "run", MADE)
+    layered, shorter = (
+        with_value(simulated_manifest(MADE), table, **value)
+        for table, value in (("reference", {"by_layer": True}), ("sampling", {"max_new_tokens": 7}))
+    )
+    run.write_manifest(with_value(run.read_manifest(), "sampling"))
+    assert resume_run(run.path, Preparation(layered, simulated_prompts(MADE))).read_manifest().settings == (
+        layered.settings
+    )
+    with pytest.raises(RunDirectoryError, match=r"sampling.max_new_tokens = .* \(now 7\)"):
+        resume_run(run.path, Preparation(shorter, simulated_prompts(MADE)))
+
+
+def with_value(manifest: Manifest, table: str, **value: Any) -> Manifest:
+    """The manifest of a run with another value in a table of its settings, and their key."""
+    changed = getattr(manifest.settings, table).model_copy(update=value)
+    settings = manifest.settings.model_copy(update={table: changed})
+    keys = manifest.content_keys | {"settings": content_key(settings.model_dump(mode="json"))}
+    return manifest.model_copy(update={"settings": settings, "content_keys": keys})
 
 
 @pytest.mark.parametrize(("state", "afterwards"), [("skipped", "pending"), ("done", "done")])

@@ -71,6 +71,7 @@ def test_tiles_first_figure_and_first_section_are_the_course(answer: Answer) -> 
     assert answer.tiles[0].label == "KL per token at step 7"
     assert answer.tiles[1].label == "Growth over the steps"
     assert "at step 5 alone" in answer.tiles[1].note
+    assert answer.tiles[-1].value == "Look at step 5"
     assert answer.figure is not None
     assert answer.figure.panels[0].heading.anchor == "overview-steps"
     assert answer.sections[0].anchor == "steps"

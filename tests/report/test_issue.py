@@ -223,3 +223,10 @@ def test_metrics_alone_have_a_block_with_headline_curves_and_what_to_log_next(
     assert "kims-log" not in ended.stdout
     assert str(metrics) in command_line("report", folder, "--issue", "--with-paths").stdout.replace("\\", "")
     assert command_line("report", folder, "--issue", "--with-text").code == ExitCode.USAGE
+
+
+def test_behind_every_ess_stands_the_k_hat_of_its_weights(summary: Summary) -> None:
+    rows = [line.split("|")[1].strip() for line in block(summary).splitlines() if line.startswith("| ")]
+    places = [place for place, row in enumerate(rows) if row.startswith("ESS of")]
+    assert [rows[place] for place in places] == ["ESS of responses", "ESS of tokens"]
+    assert all(rows[place + 1].startswith("Pareto k-hat") for place in places)

@@ -48,6 +48,7 @@ from mismatch_probe.report.sections.overview import overview_figure
 from mismatch_probe.report.sections.steps import steps_on_screen
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.stats.results import StepGrowth
+from mismatch_probe.verdict.curves import step_to_explain
 from mismatch_probe.verdict.findings import explanation_of, headline_of, headroom_words, localization_of, with_findings
 from mismatch_probe.verdict.headline import (
     GO_ON,
@@ -364,6 +365,8 @@ def _compare_pairs(pairs: Sequence[PairSummary], num_all: int) -> str:
 
 def _fix(summary: Summary, pair: PairSummary) -> Tile:
     look = "Look where FP32 differs" if pair.verdict.code == Code.UNEXPLAINED else "Look at that side"
+    if pair.growth is not None and pair.verdict.code == Code.BEYOND_FORMAT:
+        look = f"Look at step {step_to_explain(pair.growth)}"
     is_of_log = any(other.is_logged for other in summary.pairs)
     advice = "import a new log: its sides must agree" if is_of_log else "compare again: FP32 must agree with FP32"
     return Tile("Next step", words_in_short(pair.verdict.code) or look, f"see below; then {advice}")
