@@ -24,6 +24,7 @@ from mismatch_probe.verdict.headline import (
     HEADROOM,
     LOG_ENTROPY,
     explain_command,
+    few_prompts_sentence,
     foremost,
     grows,
     headline,
@@ -76,10 +77,13 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     """
     pair = foremost(summary.pairs)
     text, explanation = headline(summary.pairs, summary.contrasts, summary.preflight), explanation_of(pair, documents)
+    few_prompts = few_prompts_sentence(pair) if text.endswith(few_prompts_sentence(pair)) else ""
+    text = text.removesuffix(few_prompts)
     if explanation is not None:
         for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE):
             text = text.replace(would_tell, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, would_tell))
-    answer, on_fp16 = [text, *_sentences_behind(pair, documents)], _whether_fp16(summary, documents)
+    answer = [text, *_sentences_behind(pair, documents), *([few_prompts.strip()] if few_prompts else [])]
+    on_fp16 = _whether_fp16(summary, documents)
     waits = pair.verdict.kind in ("broken", "bug") or grows(pair)
     return " ".join([*answer, *on_fp16] if waits else [*on_fp16, *answer])
 

@@ -63,7 +63,7 @@ def headline(
     pair = foremost(pairs)
     if grows(pair):
         return _of_growth(pair, pairs, contrasts, preflight)
-    return f"{_of_mean(pair, pairs, contrasts, preflight)}{_of_few_prompts(pair)}"
+    return f"{_of_mean(pair, pairs, contrasts, preflight)}{few_prompts_sentence(pair)}"
 
 
 def grows(pair: PairSummary) -> bool:
@@ -218,7 +218,7 @@ _FEW_PROMPTS: Final = 8
 """Fewer bound nothing well, whatever the interval that they have."""
 
 
-def _of_few_prompts(pair: PairSummary) -> str:
+def few_prompts_sentence(pair: PairSummary) -> str:
     """That the prompts are few, fewer than by default: with the interval of a KL that the headline has, where that is
     wide or cannot be had; of very few ones always. How much narrower more prompts make it depends on tokens that few
     prompts do not show.

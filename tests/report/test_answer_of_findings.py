@@ -309,3 +309,16 @@ def test_screen_page_and_document_say_the_same(tmp_path: Path) -> None:
     assert run.report_path.read_text(encoding="utf-8").count("does not fit FP16 (headroom)") == 1
     assert not any("headroom --run" in line for line in document["verdict"]["advice"])
     assert summary_of_run(run.read_summary(), run.path, [headroom(1e5)]).headline == shown
+
+
+def test_that_prompts_are_few_comes_behind_what_explain_found() -> None:
+    """Before, "That is what explain found" stood behind the sentence on the prompts."""
+    summary = judged(OPEN)
+    kl = replace(summary.pairs[0].metrics["kl_k3"], num_prompts=3)
+    pair = summary.pairs[0].model_copy(update={"metrics": summary.pairs[0].metrics | {"kl_k3": kl}})
+    headline = with_findings(summary.model_copy(update={"pairs": [pair]}), [explanation(HOT)]).headline
+    found, few = (
+        "That is what explain found with the checkpoint.",
+        "3 prompts only: whether others show it too is open.",
+    )
+    assert headline.endswith(f"{found} {few}")
