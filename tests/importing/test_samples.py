@@ -39,7 +39,8 @@ def test_a_log_of_both_sides_has_the_deviation_that_was_written(tmp_path: Path, 
     assert origin.format == recognise(DATA / name).name == name
     assert pair.counts.num_sequences == 6
     assert pair.counts.num_tokens == origin.num_sampled_tokens
-    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(source_mean, rel=1e-5)
+    four_decimals = 1e-4 if name == "prime_rl_traces" else 0.0
+    assert pair.metrics["abs_logprob_diff"].value == pytest.approx(source_mean, rel=1e-5, abs=four_decimals)
 
 
 @pytest.mark.parametrize("name", ONE_SIDE)
