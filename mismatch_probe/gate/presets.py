@@ -326,13 +326,22 @@ def _growth_result(sample: Sample, *, blocks: bool) -> CheckResult:
 
 def verdict_results(settings: GateSettings, run: Path, manifest: Manifest) -> list[CheckResult]:
     """The run's own verdict on each pair, since limits on size pass a small bug. Where it does not block, only pairs of
-    which it is a bug have a row.
+    which it is a bug have a row, and a document of what was found later that cannot be read changes no answer: the
+    page names it.
+
+    Raises:
+        BrokenRecord: such a document cannot be read, and the verdict blocks.
     """
     directory = RunDirectory(run)
     if settings.verdict == "off" or not directory.summary_path.exists():
         return []
     blocks = settings.verdict == "error"
-    summary = with_findings(directory.read_summary(), Findings(run).documents())
+    summary = directory.read_summary()
+    try:
+        summary = with_findings(summary, Findings(run).documents())
+    except BrokenRecord:
+        if blocks:
+            raise
     judged = [pair for pair in summary.pairs if (pair.train, pair.infer) in manifest.settings.pairs]
     return [_verdict_result(pair, blocks=blocks) for pair in judged if blocks or pair.verdict.kind == "bug"]
 

@@ -360,6 +360,19 @@ def test_a_page_that_cannot_be_drawn_changes_no_answer(
     assert f"draw it again with `mismatch-probe report {small.path}`" in ended.stderr
 
 
+def test_a_gate_on_the_verdict_reads_all_that_the_verdict_rests_on(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    command_line("report", small.path, "--recompute")
+    gate = gate_file(tmp_path, GATE.replace("[gate]", '[gate]\nverdict = "error"') + KEPT)
+    damaged = small.path / "headroom.json"
+    damaged.write_text("{")
+    ended = command_line("gate", small.path, "--config", gate)
+    damaged.unlink()
+    assert ended.code == ExitCode.ENVIRONMENT
+    assert "headroom.json" in ended.stderr
+
+
 def test_a_fault_in_drawing_the_page_takes_no_place_of_what_stopped_the_gate(
     command_line: CommandLine, small: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
