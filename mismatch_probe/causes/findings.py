@@ -127,7 +127,7 @@ class LogCode(Catalogued):
                 "a log-prob: the sampler was forced to it, or it was not sampled and the mask {how}. The log cannot "
                 "tell"
             ),
-            "behind_stop": Words(
+            "after_stop": Words(
                 "the mask ends {late} late: in {number} of {total} places it goes on behind a token at which the "
                 "checkpoint stops, and nothing is sampled there"
             ),

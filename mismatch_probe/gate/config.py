@@ -249,7 +249,7 @@ class GateSettings(Settings):
     growth: Literal["off", "warn", "error"] = "warn"
     """Of an imported log: whether a KL that grows over its steps is not judged, shown, or blocks."""
     verdict: Literal["off", "warn", "error"] = "warn"
-    """Whether a run whose own verdict is a bug is not told from others, is told, or blocks."""
+    """Whether a bug by the run's own verdict is not judged, shown, or blocks."""
     preset: PresetName | None = None
     floor: str | None = None
     """The file that `gate calibrate` wrote, beside the gate file."""

@@ -117,7 +117,7 @@ def _end_in_padding(block: ResponseBlock) -> Mask:
 
 LONGEST_HEAD: Final = 32
 _RUNS_FOR_A_HEAD: Final = 256
-MOST_BEHIND_STOP: Final = 5
+MOST_AFTER_STOP: Final = 5
 _LEAST_TEMPERATURE: Final = 0.5
 """At lower ones an unlikely token may be drawn each time."""
 _MOST_HASHES: Final = 64
@@ -338,7 +338,7 @@ def _outer_edges(block: ResponseBlock, runs: MaskRuns) -> tuple[Ints, Ints]:
 class StopSums:
     """Stretches of sampled tokens that hold a token at which the checkpoint stops, by the tokens behind the first."""
 
-    behind: Ints = field(default_factory=lambda: np.zeros((2, MOST_BEHIND_STOP + 1), dtype=np.int64))
+    after_stop: Ints = field(default_factory=lambda: np.zeros((2, MOST_AFTER_STOP + 1), dtype=np.int64))
     """[inside a response, at its end; so many tokens, the last: or more]."""
 
     def add(self, block: ResponseBlock, runs: MaskRuns, stop_ids: frozenset[int]) -> None:
@@ -346,12 +346,12 @@ class StopSums:
         first = np.searchsorted(places, runs.starts)
         has_stop = first < places.size
         has_stop[has_stop] = places[first[has_stop]] < runs.ends[has_stop]
-        behind = runs.ends[has_stop] - 1 - places[first[has_stop]]
+        num_after = runs.ends[has_stop] - 1 - places[first[has_stop]]
         is_outer = runs.ends[has_stop] == np.cumsum(block.lengths)[runs.rows[has_stop]]
-        np.add.at(self.behind, (is_outer.astype(np.int64), np.minimum(behind, MOST_BEHIND_STOP)), 1)
+        np.add.at(self.after_stop, (is_outer.astype(np.int64), np.minimum(num_after, MOST_AFTER_STOP)), 1)
 
     def __iadd__(self, other: Self) -> Self:
-        self.behind = self.behind + other.behind
+        self.after_stop = self.after_stop + other.after_stop
         return self
 
 

@@ -190,9 +190,9 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
             has_constant_head = True
             yield finding
     edges = masks.edges
-    behind_stop = _behind_stop(masks.stops)
-    if behind_stop is not None:
-        yield behind_stop
+    after_stop = _after_stop(masks.stops)
+    if after_stop is not None:
+        yield after_stop
     if edges.inner and edges.inner_missing <= _FEW * edges.inner:
         others = "nearly all others under it have one"
         missing = "no log-prob of the sampler, or an exact 0 that the other side refutes,"
@@ -205,10 +205,10 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
             yield from _zeros_of_one_token("begins a token early", "begins", edges, zeros)
         zeros = edges.lasts_zeros
         is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts, zeros)
-        if is_off.any() and behind_stop is None:
+        if is_off.any() and after_stop is None:
             how = "ends a token late, or the sampler does not log what ends a response"
             yield _mask_edge(how, "that it ends with", missing, *_counts_off(edges, "lasts", is_off), others)
-        elif behind_stop is None:
+        elif after_stop is None:
             yield from _zeros_of_one_token("ends a token late", "ends", edges, zeros)
     if edges.outside_recorded <= _FEW * edges.outside:
         others = "others outside have none" if edges.outside else "nothing else is outside"
@@ -273,17 +273,17 @@ def _zeros_of_one_token(how: str, verb: str, edges: EdgeSums, zeros: Sequence[Ze
     )
 
 
-def _behind_stop(stops: StopSums) -> LogFinding | None:
+def _after_stop(stops: StopSums) -> LogFinding | None:
     """That stretches of sampled tokens go on by the same number of tokens behind one at which the engine stops."""
-    most = stops.behind[:, 1:-1].argmax(1) + 1
-    numbers, totals = stops.behind[np.arange(2), most], stops.behind.sum(1)
+    most = stops.after_stop[:, 1:-1].argmax(1) + 1
+    numbers, totals = stops.after_stop[np.arange(2), most], stops.after_stop.sum(1)
     is_late = _are_nearly_all(numbers, totals)
     if not is_late.any():
         return None
     number, total = int(numbers[is_late].sum()), int(totals[is_late].sum())
     return LogFinding.of(
         LogCode.MASK_EDGE,
-        "behind_stop",
+        "after_stop",
         evidence={"edge": "ends late", "tokens": int(most[is_late].max()), "places": number, "of": total},
         late=" or ".join(write_many(tokens, "token") for tokens in sorted(set(most[is_late].tolist()))),
         number=write_count(number),

@@ -94,7 +94,7 @@ def _trace_responses(path: Path, tell: Tell) -> Iterator[LoggedResponse]:
                 fresh = [(nodes[index], is_trained and index not in indices) for index in along]
                 response = _of_path(trace, fresh, step, version, group)
                 own_calls = [calls[index] for index in along if index in calls]
-                yield replace(response, trajectory=trajectory, **_said_of_calls(own_calls))
+                yield replace(response, trajectory=trajectory, **_fields_of_calls(own_calls))
                 indices.update(along)
 
 
@@ -124,7 +124,7 @@ def _calls_of_nodes(trace: Row) -> dict[int, Row]:
     return {node: call for call in calls if (node := call.integer("node")) is not None}
 
 
-def _said_of_calls(calls: Sequence[Row]) -> dict[str, Any]:
+def _fields_of_calls(calls: Sequence[Row]) -> dict[str, Any]:
     """The temperature and the model, where all calls of a path have the same, and how the last call ended."""
     sampling = [call.inside("sampling") if call.has("sampling") else Row(call.where, {}) for call in calls]
     temperatures = {each.number("temperature") for each in sampling}
