@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mismatch_probe.cli.app import run as run_command
+from mismatch_probe.__main__ import run as run_command
 
 CHATS = Path("examples/prompts/chats.jsonl")
 FOLLOW_UPS = ("Say that in other words.",)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from mismatch_probe.cli.app import run
+from mismatch_probe.__main__ import run
 from mismatch_probe.errors import ExitCode
 from tests.environment import environment_as_it_was
 

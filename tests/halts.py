@@ -128,14 +128,14 @@ _POINTS: Final = {
 
 
 def main(point: str, *words: str) -> None:
-    from mismatch_probe.cli import app
+    from mismatch_probe import __main__ as program
 
     global _release
     name, detail, release, *_ = (*point.split(":"), "", "")
     _release = Path(release) if release else None
     _POINTS[name](detail)
     sys.argv = ["mismatch-probe", *words]
-    app.main()
+    program.main()
 
 
 if __name__ == "__main__":

@@ -99,6 +99,6 @@ def _stream(standard: int) -> io.TextIOWrapper:
 if __name__ == "__main__":
     descriptor, ended = json.loads(sys.argv[1])
     if _forked(socket.socket(fileno=descriptor), ended):
-        from mismatch_probe.cli.app import main
+        from mismatch_probe.__main__ import main
 
         main()

@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy.stats import beta
 
-from mismatch_probe.cli.app import run as run_command
+from mismatch_probe.__main__ import run as run_command
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ class Law:
         mu, z = tokens(log)
         kinds = np.digitize(-mu, EDGES) - 1
         nodes = np.linspace(0.005, 0.995, NODES)
-        whole = np.quantile(z, nodes)
+        overall = np.quantile(z, nodes)
         every = [z[kinds == kind] for kind in range(len(EDGES) - 1)]
-        return cls(tuple(np.quantile(own, nodes) if own.size > 40 else whole for own in every))
+        return cls(tuple(np.quantile(own, nodes) if own.size > 40 else overall for own in every))
 
     def log_ratio(self, mu: Floats, z: Floats, size: float) -> Floats:
         """log f1(z) - log f0(z) [T]: f1 has a normal error of this size added."""

@@ -26,8 +26,8 @@ from mismatch_probe.cli import (
     train,
     watch,
 )
-from mismatch_probe.cli.app import interruption_that_came
 from mismatch_probe.cli.options import PROGRAM, REST, TYPER_ERROR, example, sentence_of
+from mismatch_probe.cli.process import interruption_that_came
 from mismatch_probe.errors import ExitCode, UsageError
 
 _HELP = ["-h", "--help"]

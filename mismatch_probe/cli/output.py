@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from mismatch_probe.cli.app import for_people, output_is_open
+from mismatch_probe.cli.process import for_people, output_is_open
 from mismatch_probe.cli.progress import progress_listener
 from mismatch_probe.compare.cost.forecast import run_clock
 from mismatch_probe.compare.derived_runs import open_rescoring, rescore

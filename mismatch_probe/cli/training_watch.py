@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mismatch_probe.cli.app import interrupts_kept
 from mismatch_probe.cli.output import can_go_on, narration, noise_in
+from mismatch_probe.cli.process import interrupts_kept
 from mismatch_probe.cli.progress import is_redrawn
 from mismatch_probe.config.train import TrainSettings
 from mismatch_probe.dtypes import sides_label

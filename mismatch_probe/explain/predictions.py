@@ -50,11 +50,11 @@ class Predictions:
 
     def tokens_to_pass(self, hypotheses: Sequence[Sequence[Setup]]) -> list[int]:
         """The tokens that each hypothesis sends through a model for the first time; of one that was computed, none."""
-        seen = {key for key, _ in self._columns} | self._curves.keys()
+        earlier = {key for key, _ in self._columns} | self._curves.keys()
         counts = []
         for setups in hypotheses:
-            new = {key: setup.context for setup in setups for key in setup.passes() if key not in seen}
-            seen |= new.keys()
+            new = {key: setup.context for setup in setups for key in setup.passes() if key not in earlier}
+            earlier |= new.keys()
             counts.append(sum(self._num_tokens(context) for context in new.values()))
         return counts
 

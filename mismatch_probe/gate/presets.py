@@ -342,8 +342,8 @@ def verdict_results(settings: GateSettings, run: Path, manifest: Manifest) -> li
     except BrokenRecord:
         if blocks:
             raise
-    judged = [pair for pair in summary.pairs if (pair.train, pair.infer) in manifest.settings.pairs]
-    return [_verdict_result(pair, blocks=blocks) for pair in judged if blocks or pair.verdict.kind == "bug"]
+    pairs = [pair for pair in summary.pairs if (pair.train, pair.infer) in manifest.settings.pairs]
+    return [_verdict_result(pair, blocks=blocks) for pair in pairs if blocks or pair.verdict.kind == "bug"]
 
 
 def _verdict_result(pair: PairSummary, *, blocks: bool) -> CheckResult:

@@ -170,8 +170,8 @@ def _answer_sentence(decision: GateDecision, what_next: str) -> str:
 
 def _but(decision: GateDecision) -> str:
     """What a pass goes beside: a KL that grows, a verdict that is a bug; the first of each."""
-    failed = {check.metric: check for check in reversed(decision.checks) if check.answer == "fail"}
-    sentences = [failed[name].sentence.rpartition("; ")[0] for name in (GROWTH, VERDICT) if name in failed]
+    failures = {check.metric: check for check in reversed(decision.checks) if check.answer == "fail"}
+    sentences = [failures[name].sentence.rpartition("; ")[0] for name in (GROWTH, VERDICT) if name in failures]
     return f", but {', and '.join(sentences)}" if sentences else ""
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli import app, commands
+from mismatch_probe.__main__ import run
+from mismatch_probe.cli import commands
+from mismatch_probe.cli import process as cli_process
 from mismatch_probe.errors import ExitCode
 from tests.cli.test_bad_input import assert_refused
 from tests.command_line import probe
@@ -76,10 +78,10 @@ def test_what_goes_on_from_an_interrupted_gate_is_judged_by_it_too(
 
 
 _SAYS_WHEN_IT_HEEDS = """
-from mismatch_probe.cli import app
-heed = app.heed_interrupts
-app.heed_interrupts = lambda: (heed(), print(end=">", flush=True))
-app.main()
+from mismatch_probe import __main__ as program
+heed = program.heed_interrupts
+program.heed_interrupts = lambda: (heed(), print(end=">", flush=True))
+program.main()
 """
 
 
@@ -130,8 +132,8 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr(app, "_heeding", app._Heeding())
-    app.heed_interrupts()
+    monkeypatch.setattr(cli_process, "_heeding", cli_process._Heeding())
+    cli_process.heed_interrupts()
     pressing = threading.Thread(target=press_three_times, daemon=True)
     pressing.start()
     answer = probe("compare", "--model", checkpoint, "--out", tmp_path / "run")
@@ -142,7 +144,7 @@ def test_an_interrupt_while_a_chat_template_runs_leaves_nothing_behind(
 
 HEEDED = """
 import signal, sys, time, weakref
-from mismatch_probe.cli.app import heed_interrupts
+from mismatch_probe.cli.process import heed_interrupts
 heed_interrupts()
 class Thing: pass
 thing = Thing()
@@ -167,7 +169,7 @@ def test_an_interrupt_that_reaches_a_finaliser_comes_again_and_those_after_it_do
 def test_a_process_that_was_started_deaf_stays_so() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from mismatch_probe.cli.app import heed_interrupts, interrupts_kept\n"
+        "from mismatch_probe.cli.process import heed_interrupts, interrupts_kept\n"
         "heed_interrupts()\n"
         "with interrupts_kept(): signal.raise_signal(signal.SIGINT)\n"
         "signal.raise_signal(signal.SIGINT)\n"
@@ -187,10 +189,10 @@ def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=2), with_summary=True)
     program = (
         "import signal, sys\n"
-        "from mismatch_probe.cli import app\n"
+        "from mismatch_probe import __main__ as program\n"
         "from mismatch_probe.report import page\n"
         f"page.write_report = lambda *_, **__: signal.raise_signal({int(number)})\n"
-        "app.main()\n"
+        "program.main()\n"
     )
     words = [sys.executable, "-c", program, "report", str(run.path)]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -199,8 +201,8 @@ def test_a_request_to_end_is_a_sentence_with_a_code_of_its_own(
 
 def test_an_error_that_a_library_makes_of_an_interrupt_is_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """numpy says of one that it cannot tell an object's shape."""
-    heeding = app._Heeding()
-    monkeypatch.setattr(app, "_heeding", heeding)
+    heeding = cli_process._Heeding()
+    monkeypatch.setattr(cli_process, "_heeding", heeding)
 
     def invoke(words: list[str]) -> ExitCode:
         try:
@@ -210,4 +212,4 @@ def test_an_error_that_a_library_makes_of_an_interrupt_is_the_interrupt(monkeypa
         return ExitCode.PASS
 
     monkeypatch.setattr(commands, "invoke", invoke)
-    assert app.run(["headroom"]) == ExitCode.TERMINATED
+    assert run(["headroom"]) == ExitCode.TERMINATED

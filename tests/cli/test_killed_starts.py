@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from mismatch_probe.cli.app import run
+from mismatch_probe.__main__ import run
 from mismatch_probe.cli.compare import compare
 from mismatch_probe.cli.evaluate import evaluate
 from mismatch_probe.cli.train import sanity, train

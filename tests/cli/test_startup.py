@@ -12,9 +12,10 @@ HEAVY = (
 HELP = f"""
 import sys
 sys.argv = ["mismatch-probe", "--help"]
-from mismatch_probe.cli import app, commands
+from mismatch_probe import __main__ as program
+from mismatch_probe.cli import commands
 commands._NOT_IN_HELP.update(KEPT)
-try: app.main()
+try: program.main()
 except SystemExit as end: assert not end.code, end.code
 print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
 """
@@ -47,7 +48,7 @@ WITHOUT_ENGINES = """
 import io, json, sys
 from contextlib import redirect_stderr
 for name in ("torch", "transformers", "vllm"): sys.modules[name] = None
-from mismatch_probe.cli.app import run
+from mismatch_probe.__main__ import run
 answers = {}
 for command in sys.argv[2:]:
     with redirect_stderr(io.StringIO()) as said:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.app import run
+from mismatch_probe.__main__ import run
 
 
 @dataclass(frozen=True)

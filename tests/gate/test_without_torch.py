@@ -14,7 +14,7 @@ WITHOUT_ENGINES = """
 import io, json, sys
 from contextlib import redirect_stderr
 for name in ("torch", "transformers", "vllm"): sys.modules[name] = None
-from mismatch_probe.cli.app import run
+from mismatch_probe.__main__ import run
 run_directory, config = sys.argv[1:]
 commands = {
     "gate": ["gate", run_directory, "--config", config],

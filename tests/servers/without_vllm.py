@@ -4,7 +4,7 @@ import importlib.machinery as machinery
 import sys
 from typing import Any
 
-from mismatch_probe.cli.app import main
+from mismatch_probe.__main__ import main
 
 
 def hide_vllm() -> None:

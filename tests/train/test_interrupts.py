@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_probe.cli.app import interrupts_kept
+from mismatch_probe.cli.process import interrupts_kept
 from mismatch_probe.cli.train import sanity, train
 from tests.settings_calls import call
 

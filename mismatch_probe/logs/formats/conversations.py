@@ -134,7 +134,7 @@ def has_step_ids(look: FileLook) -> bool:
     return look.inside.get("trajectories.steps", frozenset()).issuperset(_RLLM[:2])
 
 
-def _is_rllm(look: FileLook) -> bool:
+def _is_rllm_with_ids(look: FileLook) -> bool:
     return look.json_with("id", "task", "trajectories") and has_step_ids(look)
 
 
@@ -167,7 +167,7 @@ RLLM: Final = Format(
     name="rllm",
     title="rllm's saved episodes",
     holds=Holds.SAMPLER,
-    fits=_is_rllm,
+    fits=_is_rllm_with_ids,
     responses=_rllm_turns,
     step_of=lambda path: None,
 )

@@ -46,7 +46,7 @@ def _prompt_row(row: Row, prompt: Any, answer: Any = None) -> PromptFileRow:
     return {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": str(answer)}
 
 
-def _is_rllm(look: FileLook) -> bool:
+def _is_rllm_of_texts(look: FileLook) -> bool:
     """One that its trainer's logger wrote, or one that was saved without the ids of its steps."""
     return look.json_with("task", "trajectories") and bool(look.keys & {"id", "episode_id"}) and not has_step_ids(look)
 
@@ -93,7 +93,7 @@ RLLM_TEXT: Final = Format(
     name="rllm_text",
     title="an episode of rllm without token ids",
     holds=Holds.PROMPTS,
-    fits=_is_rllm,
+    fits=_is_rllm_of_texts,
     prompts=_rllm,
     why_not=_NO_IDS,
 )

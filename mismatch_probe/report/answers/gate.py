@@ -128,8 +128,8 @@ def gate_section(result: GateResult) -> Section:
 
 
 def gate_badge(result: GateResult) -> Badge:
-    failed = {check.metric for check in result.checks if check.answer == "fail"} if result.answer == "pass" else set()
-    kind = "undecided" if VERDICT in failed else "growing" if GROWTH in failed else _KINDS[result.answer]
+    failures = {check.metric for check in result.checks if check.answer == "fail"} if result.answer == "pass" else set()
+    kind = "undecided" if VERDICT in failures else "growing" if GROWTH in failures else _KINDS[result.answer]
     return Badge(kind, f"gate: {result.answer}")
 
 

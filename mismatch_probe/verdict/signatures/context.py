@@ -123,13 +123,13 @@ def _over_starts(start: Disagreement, is_chosen: Mask, disagreement: Disagreemen
     levels = [np.digitize(part.pair.prob_mu, LIKELIHOODS) for part in (start, disagreement)]
     log_ratio, num_tokens = 0.0, 0
     for level in range(len(LIKELIHOODS) + 1):
-        at_start, later = (
+        at_start, at_response = (
             counts & (levels_of_part == level)
             for counts, levels_of_part in zip((is_chosen, of_responses), levels, strict=True)
         )
-        if at_start.sum() >= LEAST_STARTS and (count := int(later.sum())):
+        if at_start.sum() >= LEAST_STARTS and (count := int(at_response.sum())):
             log_ratio += count * float(
-                np.log(_mean_logit_error(disagreement, later) / _mean_logit_error(start, at_start))
+                np.log(_mean_logit_error(disagreement, at_response) / _mean_logit_error(start, at_start))
             )
             num_tokens += count
     if not num_tokens:
