@@ -11,6 +11,8 @@ from tests.warm_python import warm_python
 
 LIMIT_MIB = 140
 LAYERS = 24
+TOO_LARGE = "its weights in fp32 take 288 MiB"
+"""What is free differs by the page."""
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,10 @@ def test_a_checkpoint_larger_than_the_limit_is_scored_by_layers_with_the_same_bi
         return warm_python("tests.training_path.limited_memory", large, way, limit_mib, tmp_path / way).stdout
 
     assert message_of("whole", 0).strip() == "None"
-    chosen, failure = message_of("whole", LIMIT_MIB).splitlines()
-    assert chosen.startswith("its weights in fp32 take 288 MiB")
+    choice, failure = message_of("whole", LIMIT_MIB).splitlines()
+    assert choice.startswith(TOO_LARGE)
     assert failure.startswith(f"out of memory while loading {large}; hold one layer of the reference at a time")
     assert "--reference-by-layer" in failure
-    assert message_of("by-layer", LIMIT_MIB).splitlines() == [chosen]
+    [choice] = message_of("by-layer", LIMIT_MIB).splitlines()
+    assert choice.startswith(TOO_LARGE)
     np.testing.assert_array_equal(np.load(tmp_path / "by-layer.npy"), np.load(tmp_path / "whole.npy"))
