@@ -233,7 +233,12 @@ def become(words: list[str], environment: dict[str, str], streams: list[int], se
 
 
 def _end_after(seconds: float) -> None:
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    """By an alarm, of which a fork has none: the thread of `faulthandler.dump_traceback_later` would leave it a lock
+    on which it waits for ever.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGALRM, file=2, all_threads=True, chain=True)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _prepare(environment: dict[str, str]) -> None:
