@@ -124,7 +124,11 @@ def no_baseline(result: GateResult) -> list[str]:
 def gate_section(result: GateResult) -> Section:
     """The answer, every check, and what it rests on."""
     groups = list(_checks_in_groups(result.checks))
-    sentences = {answer: [_sentence_of(group) for group in groups if group[0].answer == answer] for answer in _HEADINGS}
+    sentences: dict[str, list[str]] = {answer: [] for answer in _HEADINGS}
+    for group in groups:
+        if group[0].answer in sentences:
+            is_warning = group[0].level == "warn"
+            sentences[group[0].answer].append(f"{'warning: ' if is_warning else ''}{_sentence_of(group)}")
     lists = [(_HEADINGS[answer], lines) for answer, lines in sentences.items() if lines]
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
     if result.next_command is not None:
