@@ -82,9 +82,9 @@ def _words_for_interval(estimate: Estimate) -> WrittenNumber | None:
     return None
 
 
-def bounds_nothing(bound: float, *beside: float) -> bool:
+def bounds_nothing(bound: float, *numbers: float) -> bool:
     """Whether a bound lies so many times beyond all of these numbers, or below them, that it says nothing."""
-    return bound > _BOUNDS_NOTHING * max(beside) > 0 or 0 <= bound < min(beside) / _BOUNDS_NOTHING
+    return bound > _BOUNDS_NOTHING * max(numbers) > 0 or 0 <= bound < min(numbers) / _BOUNDS_NOTHING
 
 
 def write_tokens(estimate: Estimate | None) -> WrittenNumber:

@@ -173,7 +173,7 @@ def test_a_size_is_in_the_largest_unit_that_it_fills(num_bytes: int, words: str)
 
 
 @pytest.mark.parametrize(
-    ("bound", "beside", "says_nothing"),
+    ("bound", "numbers", "says_nothing"),
     [
         (6e-26, (0.31, 0.5), True),  # an ESS of which the sample bounds nothing
         (5e9, (0.002, 0.001), True),
@@ -184,7 +184,7 @@ def test_a_size_is_in_the_largest_unit_that_it_fills(num_bytes: int, words: str)
         (0.0, (0.4, 0.5), True),
     ],
 )
-def test_a_bound_far_from_all_that_it_stands_beside_says_nothing(
-    bound: float, beside: tuple[float, ...], says_nothing: bool
+def test_a_bound_far_from_all_numbers_near_it_says_nothing(
+    bound: float, numbers: tuple[float, ...], says_nothing: bool
 ) -> None:
-    assert bounds_nothing(bound, *beside) == says_nothing
+    assert bounds_nothing(bound, *numbers) == says_nothing
