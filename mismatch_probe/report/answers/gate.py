@@ -8,7 +8,15 @@ from typing import Final
 
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import join_names, round_outwards, write_change, write_fold, write_many, write_number
+from mismatch_probe.notation import (
+    ABSENT,
+    join_names,
+    round_outwards,
+    write_change,
+    write_fold,
+    write_many,
+    write_number,
+)
 from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
@@ -156,6 +164,8 @@ def limit_text(check: CheckResult) -> str:
 
 def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
+    if check.is_untested:
+        return ABSENT
     if check.metric == GROWTH:
         return _growth_text(check)
     if check.metric == VERDICT:
