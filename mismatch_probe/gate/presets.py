@@ -223,7 +223,7 @@ def equality_results(evidence: Mapping[PairName, Evidence]) -> list[CheckResult]
 
 def _equality_results_of(name: PairName, pair: TokenPair) -> list[CheckResult]:
     legs = list(_legs_computed_twice(pair))
-    return [_equality_result(name, words, first, second, pair) for words, first, second in legs] or [_untested(name)]
+    return [_equality_result(name, words, first, second, pair) for words, first, second in legs] or [_open_result(name)]
 
 
 def _legs_computed_twice(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
@@ -248,7 +248,7 @@ def _equality_result(name: PairName, words: str, first: Reals, second: Reals, pa
     return _repetition_result(name, words, share, size, "fail" if others else "pass", sentence)
 
 
-def _untested(name: PairName) -> CheckResult:
+def _open_result(name: PairName) -> CheckResult:
     sentence = f"log-probs of what a side computes twice, in {sides_label(*name)}: neither side computed anything twice"
     return _repetition_result(name, "what a side computes twice", 0.0, (0, 0), "inconclusive", sentence)
 
