@@ -10,6 +10,7 @@ from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import (
+    ABSENT,
     bounds_nothing,
     join_names,
     round_outwards,
@@ -174,6 +175,8 @@ def limit_text(check: CheckResult) -> str:
 
 def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
+    if check.is_untested:
+        return ABSENT
     if check.metric == GROWTH:
         return _growth_text(check)
     if check.metric == VERDICT:
