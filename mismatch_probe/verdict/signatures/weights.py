@@ -119,8 +119,8 @@ class Repetition:
 @SIGNATURES.of(Code.NOT_REPEATABLE)
 def not_repeatable(disagreement: Disagreement) -> Cause | None:
     """The cause for the first side that contradicts itself by far more than rounding, in more than one response."""
-    shown = (each for each in _repetitions(disagreement) if each.is_beyond and each.why_unshown is None)
-    for repetition in (*shown, *_contradictions_in_starts(disagreement)):
+    repetitions = (each for each in _repetitions(disagreement) if each.is_beyond and each.why_unshown is None)
+    for repetition in (*repetitions, *_contradictions_in_starts(disagreement)):
         return Cause.of(
             Code.NOT_REPEATABLE,
             variant=repetition.variant,
