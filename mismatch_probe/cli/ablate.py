@@ -51,6 +51,8 @@ def ablate(
         typer.Option(
             "--at-once",
             min=1,
+            metavar="CELLS",
+            show_default=False,
             help="Cells that run at a time, each on a GPU of its own where there are GPUs; 1 unless given. "
             "More than 1 makes their times no comparison of speed.",
         ),
