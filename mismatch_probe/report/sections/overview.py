@@ -144,6 +144,7 @@ def _interval_row(
         showarrow=False,
         xanchor="left",
         font={"size": 12, "color": color("ink")},
+        bgcolor="var(--page)",
         name=style.group,
     )
     if estimate.high is not None and estimate.high > 0:
