@@ -306,9 +306,10 @@ def _evidence(
     dtype = findings.settings.dtype.upper()
     if agreement is not None:
         lines.append(equal_words(agreement))
+        verb = "differs" if agreement.num_differing == 1 else "differ"
         noise = noise_words(agreement.noise_times, agreement.noise_low, agreement.noise_high)
         lines.append(
-            f"{agreement.num_differing} tokens differ where rounding to {dtype} alone makes "
+            f"{write_many(agreement.num_differing, 'token')} {verb} where rounding to {dtype} alone makes "
             f"{write_number(agreement.expected_differing)} expected: the scores seem to be moved {noise} as far as "
             f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
         )
