@@ -47,6 +47,8 @@ class AuditAnswer:
     verdict: AuditVerdict
 
 
+_TELLING_NATS: Final = 0.5
+"""Evidence below which a candidate is as likely as the declared setting, to the digits that are written."""
 _LEAST_ABOVE_CHANCE: Final = 0.2
 """Of the way from the share of equal tokens of independent draws to 1: below, the noise is not the server's."""
 _SHOWN_LAWS: Final[tuple[Callable[[Distribution], Distribution], ...]] = (
@@ -333,7 +335,7 @@ def _evidence(
             lines.append(
                 f"{write_many(fit.num_outside, 'token')} are ones that the declared top-p and top-k do not keep"
             )
-    fitting = [each for each in candidates[1:] if each.fits and each.log_evidence is not None]
+    fitting = [each for each in candidates[1:] if each.fits and (each.log_evidence or 0.0) >= _TELLING_NATS]
     best = max(fitting, key=lambda each: each.log_evidence or 0.0, default=None)
     if best is not None:
         lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as the declared setting")
