@@ -14,10 +14,7 @@ ANSWER = f"Bug: the engine's side (mu) departs from its declared settings: {DEPA
 
 @pytest.mark.slow
 def test_the_log_that_ships_and_its_checkpoint_end_in_the_sentence_of_its_readme(tmp_path: Path) -> None:
-    """Every second response, which takes half as long."""
-    lines = (LOGS / "demo-temperature.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "log.jsonl").write_text("".join(lines[::2]), encoding="utf-8")
-    words = ("import", tmp_path / "log.jsonl", "--model", "demo", "--step", 12, "--out", tmp_path / "run")
+    words = ("import", LOGS / "demo-temperature.jsonl", "--model", "demo", "--step", 12, "--out", tmp_path / "run")
     answer = probe(*words, code=ExitCode.PASS)
     assert ANSWER in " ".join(answer.stdout.split())
     assert ANSWER in (LOGS / "README.md").read_text(encoding="utf-8")
