@@ -131,7 +131,7 @@ def test_a_side_that_is_not_cut_to_the_recorded_sets_is_named(llama: Path, top_k
     random = np.random.default_rng(0)  # an engine rounds otherwise than the training path
     mu, own = ([np.minimum(row + random.normal(0, 3e-6, row.size), 0) for row in within] for _ in range(2))
     in_fp32 = settings(llama, mu={"dtype": "fp32"}, pi={"dtype": "fp32"})
-    uncut, cut = (
+    tokens_by_all, tokens_in_sets = (
         LoggedTokens.of(
             [
                 replace(response, kept=kept)
@@ -140,10 +140,10 @@ def test_a_side_that_is_not_cut_to_the_recorded_sets_is_named(llama: Path, top_k
         )
         for pi in (own_by_all, own)
     )
-    with Predictions.open(in_fp32, cut) as predictions:
-        explanation = explain_with(predictions, in_fp32, uncut)
+    with Predictions.open(in_fp32, tokens_in_sets) as predictions:
+        explanation = explain_with(predictions, in_fp32, tokens_by_all)
         assert [side.verdict.kind for side in explanation.sides] == ["clean", "bug"]
         assert "trainer" in explanation.verdict.sentence
         assert "nothing cut" in explanation.verdict.sentence
-        clean_explanation = explain_with(predictions, in_fp32, cut)
+        clean_explanation = explain_with(predictions, in_fp32, tokens_in_sets)
         assert [side.verdict.kind for side in clean_explanation.sides] == ["clean", "clean"]

@@ -20,22 +20,22 @@ from tests.tiny_models import FAMILIES, make_checkpoint
 
 pytestmark = pytest.mark.slow
 
-Once = Callable[[float], Headroom]
+Examination = Callable[[float], Headroom]
 FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+def examination(tmp_path_factory: pytest.TempPathFactory) -> Examination:
     """The examination of a tiny model whose head and last norm are this many times as large, made once."""
 
     @cache
     def headroom(times: float) -> Headroom:
-        return examined(shrunk_model(tmp_path_factory.mktemp("shrunk"), times))
+        return examined(with_other_head(tmp_path_factory.mktemp("head"), times))
 
     return headroom
 
 
-def shrunk_model(folder: Path, times: float) -> Path:
+def with_other_head(folder: Path, times: float) -> Path:
     return planted(folder / "m", changes={"lm_head": times, "model.norm": times})
 
 
@@ -174,8 +174,8 @@ def test_what_would_need_most_of_the_model_in_fp32_does_not_fit(tmp_path: Path) 
     assert "BF16" in headroom.verdict.advice[0]
 
 
-def test_underflow_falls_as_the_loss_scale_grows(once: Once) -> None:
-    headroom = once(2.0**-8)
+def test_underflow_falls_as_the_loss_scale_grows(examination: Examination) -> None:
+    headroom = examination(2.0**-8)
     assert headroom.gradients is not None
     shares = [scaled.activations_flushed for scaled in headroom.gradients.underflow]
     assert shares[0] > shares[8] > shares[16]
@@ -188,8 +188,8 @@ def test_underflow_falls_as_the_loss_scale_grows(once: Once) -> None:
     assert headroom.plain.from_exponent > 0
 
 
-def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(once: Once) -> None:
-    headroom = once(1.0)
+def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(examination: Examination) -> None:
+    headroom = examination(1.0)
     assert headroom.gradients is not None
     assert headroom.plain is not None
     overflows = {scaled.exponent: scaled.overflows for scaled in headroom.gradients.underflow}
@@ -200,13 +200,13 @@ def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(once: Once) -
 
 @pytest.mark.parametrize("shrunk", [1.0, 2.0**-8])
 def test_half_of_the_backward_passes_find_the_scales_that_all_of_them_find(
-    once: Once, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrunk: float
+    examination: Examination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrunk: float
 ) -> None:
-    few = once(shrunk).plain
+    few = examination(shrunk).plain
     monkeypatch.setattr(
         passes, "try_scales", lambda *models, tell: passes.try_backward(*models, passes.EXPONENTS, tell)
     )
-    every = examined(shrunk_model(tmp_path, shrunk)).plain
+    every = examined(with_other_head(tmp_path, shrunk)).plain
     assert few is not None
     assert every is not None
     assert (few.from_exponent, few.to_exponent) == (every.from_exponent, every.to_exponent)
@@ -221,8 +221,8 @@ def test_a_model_that_is_not_finite_in_fp32_is_said_to_be_broken(tmp_path: Path)
         examined(folder)
 
 
-def test_stand_in_rewards_are_said_to_be(once: Once) -> None:
-    headroom = once(1.0)
+def test_stand_in_rewards_are_said_to_be(examination: Examination) -> None:
+    headroom = examination(1.0)
     assert headroom.gradients is not None
     assert headroom.gradients.stand_in_rewards
     assert headroom.gradients.norm > 0
