@@ -26,7 +26,7 @@ from tests.servers.real_server import RealServer, demo_checkpoint
 
 slow = pytest.mark.slow
 
-SMALL = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "16", "--max-new-tokens", "64")
+SMALL = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "32", "--max-new-tokens", "96")
 COMPLETIONS = "/v1/completions"
 
 
@@ -69,7 +69,7 @@ def test_no_log_probs_are_asked_for(vllm: RealServer, tmp_path: Path) -> None:
     with Proxy(vllm.url) as proxy:
         audited(proxy.url, tmp_path / "run", code=ExitCode.PASS)
         questions = [body for path, _, body in proxy.seen if path == COMPLETIONS]
-    assert len(questions) == 16
+    assert len(questions) == 32
     assert not any("logprobs" in body or "prompt_logprobs" in body for body in questions)
 
 
