@@ -102,7 +102,12 @@ class Dtype(StrEnum):
             reason = "nothing computes in it alone; quantization and kv_cache_dtype of an engine put it beside a dtype"
         else:
             reason = "it is not a format this tool can compare"
-        raise UsageError(f"dtype {text!r} cannot be used: {reason}; give one of {', '.join(cls)} (or vLLM's spelling)")
+        sides = ", ".join(dtype for dtype in cls if dtype.is_computed_in)
+        others = ", ".join(dtype for dtype in cls if dtype.can_be_reference and not dtype.is_computed_in)
+        raise UsageError(
+            f"dtype {text!r} cannot be used: {reason}; give one of {sides}, or {others} for a reference (or vLLM's "
+            "spelling)"
+        )
 
 
 COARSE: Final = tuple(dtype for dtype in Dtype if dtype.rounds_coarsely)

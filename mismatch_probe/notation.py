@@ -82,6 +82,11 @@ def _words_for_interval(estimate: Estimate) -> WrittenNumber | None:
     return None
 
 
+def bounds_nothing(bound: float, *numbers: float) -> bool:
+    """Whether a bound lies so many times beyond all of these numbers, or below them, that it says nothing."""
+    return bound > _BOUNDS_NOTHING * max(numbers) > 0 or 0 <= bound < min(numbers) / _BOUNDS_NOTHING
+
+
 def write_tokens(estimate: Estimate | None) -> WrittenNumber:
     """A number of tokens with its interval: `1,050 [980, 1,130]`, `23.1k [21.8k, 24.5k]`."""
     if estimate is None:

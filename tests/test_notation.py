@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mismatch_probe.notation import (
     ABSENT,
+    bounds_nothing,
     write_about,
     write_estimate,
     write_number,
@@ -169,3 +170,21 @@ def test_tokens_that_nothing_bounds_are_not_cut_to_none() -> None:
 )
 def test_a_size_is_in_the_largest_unit_that_it_fills(num_bytes: int, words: str) -> None:
     assert write_size(num_bytes) == words
+
+
+@pytest.mark.parametrize(
+    ("bound", "numbers", "says_nothing"),
+    [
+        (6e-26, (0.31, 0.5), True),  # an ESS of which the sample bounds nothing
+        (5e9, (0.002, 0.001), True),
+        (0.021, (0.0125, 0.001), False),
+        (1e-4, (1e-9, 0.1), False),  # a mean that is near 0 by luck
+        (-0.2, (0.9, 0.5), False),
+        (0.0, (0.0, 0.1), False),
+        (0.0, (0.4, 0.5), True),
+    ],
+)
+def test_a_bound_far_from_all_numbers_near_it_says_nothing(
+    bound: float, numbers: tuple[float, ...], says_nothing: bool
+) -> None:
+    assert bounds_nothing(bound, *numbers) == says_nothing

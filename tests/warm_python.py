@@ -219,6 +219,7 @@ def become(words: list[str], environment: dict[str, str], streams: list[int], se
         elif words[0] == "torch.distributed.run":
             as_torchrun()
         sys.argv = words
+        sys.modules.pop(f"{words[0]}.__main__", None)  # a new interpreter has none of it
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:

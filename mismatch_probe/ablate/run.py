@@ -211,8 +211,8 @@ def _cell_job(directory: AblationDirectory, cell: GridCell, environment: Mapping
         function=train_cell,
         arguments=(str(directory.path.absolute()), cell.name),
         preload=engine_provider(cell.settings.sampler.name).preload,
-        when_killed="lower --max-new-tokens, --samples-per-prompt, --at-once or the engine's cache, then continue with "
-        "--resume",
+        when_killed="free memory or give a lower --at-once, and continue with --resume; or start anew with a lower "
+        "--max-new-tokens, --samples-per-prompt or a smaller cache of the engine",
         log=directory.log_path(cell.name),
         environment=environment,
     )

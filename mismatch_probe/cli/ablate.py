@@ -51,8 +51,10 @@ def ablate(
         typer.Option(
             "--at-once",
             min=1,
+            metavar="CELLS",
+            show_default=False,
             help="Cells that run at a time, each on a GPU of its own where there are GPUs; 1 unless given. "
-            "More than 1 makes their times no comparison of speed.",
+            "With more than 1 their times compare nothing.",
         ),
     ] = 1,
     json_output: options.JsonOutput = False,

@@ -113,7 +113,7 @@ def _place_of_heading(item: tuple[str, Any]) -> int:
 
 def _finish_help(command: Any) -> None:
     """Newer versions of typer write `<bool>` behind a flag that takes no value. Where flags stand under headings, those
-    without one stand under the last.
+    without one stand under REST, which is the last.
     """
     help_option = command.get_help_option(typer.Context(command, help_option_names=_HELP))
     options = [option for option in (*command.params, help_option) if option.param_type_name == "option"]
@@ -123,6 +123,7 @@ def _finish_help(command: Any) -> None:
             option.metavar = ""
         if has_headings and not option.rich_help_panel:
             option.rich_help_panel = REST
+    command.params.sort(key=lambda parameter: getattr(parameter, "rich_help_panel", None) == REST)
     for subcommand in getattr(command, "commands", {}).values():
         _finish_help(subcommand)
 

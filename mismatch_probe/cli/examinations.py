@@ -251,7 +251,7 @@ _SAMPLING: Final = {
     "top_k": Flag("sampling.top_k", "Top-k to ask for; 0 is none.", int, default="0"),
     "noise": Flag(
         "sampling.noise",
-        "Random numbers that a seed stands for: vllm-cpu predicts each token; `unknown` does not.",
+        "What noise a seed of the server stands for: vllm-cpu, by which each token is predicted, or unknown.",
         default="unknown",
     ),
     "ignore_eos": Flag("sampling.ignore_eos", "Go on behind the end of sequence.", bool),

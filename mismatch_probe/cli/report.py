@@ -22,7 +22,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="Run directory, or what headroom or localize wrote; several training runs share a page.",
+            help="Run directory, or what headroom, localize or audit wrote; several training runs share a page.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Page of training runs to write instead of RUN/report.html.")] = None,

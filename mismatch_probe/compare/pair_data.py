@@ -161,6 +161,14 @@ class PairData:
         """The position in the response of usable row `row` of the `position`-th token that the pair contains."""
         return int(self.measured_positions(row)[position])
 
+    def prompts_of_starts(self, num_tokens: int) -> list[list[int]]:
+        """The first ids of the prompt of each sequence of `prompt_start`; none without it."""
+        if self.pair is None or self.prompt_start is None:
+            return []
+        clusters, places = np.unique(self.pair.sequences.clusters, return_index=True)
+        rows = self.rows[places[np.isin(clusters, self.prompt_start.sequences.clusters)]]
+        return [ids[:num_tokens] for ids in self.rollouts["prompt_token_ids"].take(pa.array(rows)).to_pylist()]
+
     @property
     def prompt_lengths(self) -> npt.NDArray[np.int64]:
         """Prompt tokens of each usable row."""
@@ -321,15 +329,16 @@ def _prompt_start(tables: dict[str, LegColumns], pair: TokenPair, rows: npt.NDAr
     if "mu_prefill" not in tables:
         return None
     legs = [leg.prompt_starts for role in ("pi", "mu_prefill", "ref") if (leg := tables.get(role)) is not None]
-    first_of_prompt = rows[np.unique(pair.sequences.clusters, return_index=True)[1]]
+    clusters, places = np.unique(pair.sequences.clusters, return_index=True)
     if any(leg is None for leg in legs):
         return None
-    of_legs = [[leg[row] for row in first_of_prompt if len(leg[row])] for leg in legs if leg is not None]
-    if not of_legs[0] or not all(_is_log_prob(values).all() for of_leg in of_legs for values in of_leg):
+    of_legs = [[leg[row] for row in rows[places]] for leg in legs if leg is not None]
+    lengths = np.array([len(values) for values in of_legs[0]])
+    if not lengths.any() or not all(_is_log_prob(values).all() for of_leg in of_legs for values in of_leg):
         return None
     log_pi, log_mu, *log_ref = (np.concatenate(of_leg) for of_leg in of_legs)
-    lengths = [len(values) for values in of_legs[0]]
-    return TokenPair(Sequences.of_lengths(lengths), log_pi, log_mu, log_ref[0] if log_ref else None)
+    sequences = Sequences.of_lengths(lengths[lengths > 0], clusters[lengths > 0])
+    return TokenPair(sequences, log_pi, log_mu, log_ref[0] if log_ref else None)
 
 
 def _steps_of_rows(rollouts: pa.Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

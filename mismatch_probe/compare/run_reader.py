@@ -19,7 +19,7 @@ from mismatch_probe.compare.pair_data import (
     rows_in,
     without_zeros_for_missing,
 )
-from mismatch_probe.compare.subsamples import measured_repeats
+from mismatch_probe.compare.subsamples import measured_repeats, repeats_in_starts
 from mismatch_probe.compare.verdict_input import settings_of_reference
 from mismatch_probe.config.comparison import PairName
 from mismatch_probe.config.sides import Side
@@ -101,7 +101,10 @@ class RunReader:
             return data
         key_of = dict(zip(data.row_ids, (keys[row] for row in data.rows), strict=True))
         repeats = measured_repeats(self._legs, pi, mu, data, key_of)
-        return replace(data, pair=replace(data.pair, repeats=repeats), key_of=key_of)
+        start = data.prompt_start
+        if start is not None and self._manifest.images is None:  # other images stand behind equal ids
+            start = replace(start, repeats=repeats_in_starts(data))
+        return replace(data, pair=replace(data.pair, repeats=repeats), prompt_start=start, key_of=key_of)
 
     def _rounded_reference_leg(self, reference: Side, pi: Side, side: Side) -> str:
         """The leg of pi's reference on weights rounded to a side's dtype; the plain one where rounding is exact."""

@@ -17,6 +17,7 @@ from mismatch_probe.compare.pair_data import PairData
 from mismatch_probe.compare.plan import fixed_batches, run_batches, skip
 from mismatch_probe.compare.stages import (
     DECODED_ALONE,
+    START_TOKENS,
     DistributionsStage,
     EngineRoutingStage,
     FullVocabularyStage,
@@ -270,12 +271,34 @@ def sibling_repeat(pieces: Sequence[SharedTokens], log_probs: Reals) -> Repeat |
     ]
     if len(parts) < LEAST_RESPONSES or sum(part.first.size for part in parts) < LEAST_TOKENS:
         return None
-    sequences = Sequences.of_lengths([part.first.size for part in parts], [part.prompt for part in parts])
+    return _repeat_of_pieces(parts, log_probs)
+
+
+def _repeat_of_pieces(pieces: Sequence[SharedTokens], log_probs: Reals) -> Repeat:
+    sequences = Sequences.of_lengths([piece.first.size for piece in pieces], [piece.prompt for piece in pieces])
     first, second = (
         np.concatenate([log_probs[indices] for indices in each])
-        for each in ([part.first for part in parts], [part.second for part in parts])
+        for each in ([piece.first for piece in pieces], [piece.second for piece in pieces])
     )
     return Repeat(sequences, first, second)
+
+
+def repeats_in_starts(data: PairData) -> dict[str, Repeat]:
+    """`pi_starts`, `mu_starts`: what each side gives the tokens that the starts of two prompts share, equal ids behind
+    equal ids, as a template makes them; empty where no two prompts share any.
+    """
+    start = data.prompt_start
+    if start is None:
+        return {}
+    prompts, lengths = data.prompts_of_starts(START_TOKENS), start.sequences.lengths
+    pieces = shared_tokens(
+        [ids[0] for ids in prompts],
+        lambda row: (prompts[row][:1], prompts[row][1:]),
+        lambda row: np.arange(lengths[row]),
+        start.sequences,
+    )
+    legs = {"pi_starts": start.log_pi, "mu_starts": start.log_mu}
+    return {name: _repeat_of_pieces(pieces, leg) for name, leg in legs.items()} if pieces else {}
 
 
 def repeat_of_one_side(rollouts: pa.Table, logprobs: Sequence[Reals]) -> Repeat | None:

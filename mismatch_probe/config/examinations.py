@@ -22,6 +22,7 @@ from mismatch_probe.config.model import (
     Settings,
     TrainingPathSettings,
 )
+from mismatch_probe.config.sides import Address
 from mismatch_probe.config.train import ObjectiveSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
@@ -201,7 +202,7 @@ class AuditPrompts(PromptSettings):
 class AuditedServer(Settings):
     """The server that is audited, and how it is asked; no key stands here."""
 
-    url: str
+    url: Address
     model: Annotated[str, Field(min_length=1)] | None = None
     """The name to ask for; unset, the only one that is served."""
     adapter: str | None = None

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
@@ -142,8 +142,23 @@ def parse_settings(kind: type[Model], values: Mapping[str, Any], where: str = ""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_sentence(kind, problem) for problem in error.errors())
+        problems = "; ".join(_sentences(kind, error.errors()))
         raise UsageError(f"{where}: {problems}" if where else problems) from error
+
+
+_NOT_USABLE: Final = " is not usable: "
+
+
+def _sentences(kind: type[BaseModel], problems: Sequence[Any]) -> Iterator[str]:
+    """One for each reason: a flag that gives two settings is refused once."""
+    settings_of: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        setting, separator, reason = _sentence(kind, problem).partition(_NOT_USABLE)
+        settings_of.setdefault((separator, reason or setting), []).append(setting)
+    for (separator, reason), settings in settings_of.items():
+        names = [setting.removeprefix("setting ") for setting in settings]
+        several = f"settings {' and '.join(names)} are not usable: {reason}"
+        yield several if len(names) > 1 else f"{settings[0]}{separator}{reason}" if separator else reason
 
 
 def _sentence(kind: type[BaseModel], problem: Any) -> str:
@@ -154,11 +169,11 @@ def _sentence(kind: type[BaseModel], problem: Any) -> str:
     if problem["type"] == "missing":
         return f"setting {place!r} is missing"
     if problem["type"] == "model_type":
-        return f"setting {place!r} is not usable: it must be a table"
+        return f"setting {place!r}{_NOT_USABLE}it must be a table"
     if problem["type"] in ("bool_type", "bool_parsing"):
-        return f"setting {place!r} is not usable: give true or false, not {problem['input']!r}"
+        return f"setting {place!r}{_NOT_USABLE}give true or false, not {problem['input']!r}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"setting {place!r} is not usable: {message}" if place else message
+    return f"setting {place!r}{_NOT_USABLE}{message}" if place else message
 
 
 def _known_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:

@@ -56,14 +56,14 @@ def _as_address(text: str) -> str:
         address = urlsplit(text)
         port = address.port
     except ValueError as error:
-        raise ValueError("it is no address; write url=http://HOST:PORT") from error
+        raise ValueError("it is no address; give http://HOST:PORT") from error
     if address.username is not None or address.password is not None or address.query or address.fragment:
         raise ValueError(
             "a server's address is http://HOST:PORT and a path at most: a run records it, so a key belongs into the "
             "environment"
         )
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise ValueError("a server's address begins with http:// or https:// and a host; write url=http://HOST:PORT")
+        raise ValueError("a server's address begins with http:// or https:// and a host; give http://HOST:PORT")
     host = f"[{address.hostname}]" if ":" in address.hostname else address.hostname
     return f"{address.scheme}://{host}{'' if port is None else f':{port}'}{address.path.rstrip('/')}"
 

@@ -50,11 +50,11 @@ class GateDecision:
     def exit_code(self, settings: GateSettings) -> ExitCode:
         """The exit code of the answer under `on_inconclusive`.
 
-        No setting turns a sample into a pass that is too small for the first look, has too few prompts, or leaves out
-        too many tokens.
+        No setting turns a sample into a pass that is too small for the first look, has too few prompts, leaves out too
+        many tokens, or lacks what a check looks at.
         """
         if self.answer == "inconclusive":
-            lacks = self.with_too_few_prompts(settings) or self.with_too_much_left_out
+            lacks = self.with_too_few_prompts(settings) or self.with_too_much_left_out or self.untested_checks
             is_enough = self.look.number and not lacks
             code = ExitCode.PASS if is_enough else ExitCode.INCONCLUSIVE
             return {
@@ -77,6 +77,11 @@ class GateDecision:
     def with_too_much_left_out(self) -> list[CheckResult]:
         """Blocking checks on data of which more tokens lack a log-prob than a pass tolerates."""
         return [check for check in self.checks if check.level == "error" and check.left_out > MOST_LEFT_OUT_OF_A_PASS]
+
+    @property
+    def untested_checks(self) -> list[CheckResult]:
+        """Blocking checks on what the run does not have."""
+        return [check for check in self.checks if check.level == "error" and check.is_untested]
 
 
 @dataclass(frozen=True)

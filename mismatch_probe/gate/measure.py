@@ -12,7 +12,7 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Bounds, Claim, absolute, regression
 from mismatch_probe.gate.config import Check, Slice
-from mismatch_probe.notation import round_outwards, write_change, write_many, write_number
+from mismatch_probe.notation import bounds_nothing, round_outwards, write_change, write_many, write_number
 from mismatch_probe.records.answers import CheckAnswer, Look
 from mismatch_probe.records.files import go_on
 from mismatch_probe.records.manifest import Manifest
@@ -368,6 +368,8 @@ def _too_rare_to_judge(measurement: CheckMeasurement, open_tail: OpenTail) -> st
 
 def _passing_limit_advice(measurement: CheckMeasurement, passing: float | None) -> str:
     if passing is None or (measurement.baseline is not None and passing <= 0):
+        return ""
+    if measurement.baseline is None and bounds_nothing(passing, measurement.claim.value, measurement.check.limit):
         return ""
     tightest = round_outwards(passing, is_up=measurement.check.upper)
     which = "smallest" if measurement.check.upper else "largest"

@@ -26,7 +26,7 @@ from mismatch_probe.logs.metric_names import first_step_names
 from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.provenance.environment import content_key
 from mismatch_probe.reading import is_there
-from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, GateResult
+from mismatch_probe.records.answers import GROWTH, VERDICT, CheckAnswer, CheckResult, GateResult
 from mismatch_probe.records.files import TRAININGS, RunKind, kind_of
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.records.lines import CurvesDirectory
@@ -215,12 +215,15 @@ _TWICE: Final = {
 
 
 def equality_results(evidence: Mapping[PairName, Evidence]) -> list[CheckResult]:
-    """Whether everything that a side of a pair computed twice is equal bit for bit, one result each."""
-    return [
-        _equality_result(name, words, first, second, each.pair)
-        for name, each in evidence.items()
-        for words, first, second in _legs_computed_twice(each.pair)
-    ]
+    """Whether everything that a side of a pair computed twice is equal bit for bit, one result each; of a pair of which
+    nothing was, one that is inconclusive.
+    """
+    return [result for name, each in evidence.items() for result in _equality_results_of(name, each.pair)]
+
+
+def _equality_results_of(name: PairName, pair: TokenPair) -> list[CheckResult]:
+    legs = list(_legs_computed_twice(pair))
+    return [_equality_result(name, words, first, second, pair) for words, first, second in legs] or [_open_result(name)]
 
 
 def _legs_computed_twice(pair: TokenPair) -> Iterator[tuple[str, Reals, Reals]]:
@@ -236,6 +239,25 @@ def _equality_result(name: PairName, words: str, first: Reals, second: Reals, pa
     share, num_tokens = float(is_equal.mean()), int(is_equal.size)
     others = num_tokens - int(is_equal.sum())
     what = f"log-probs of {words}, in {sides_label(*name)}"
+    sentence = (
+        f"{what}: {others} of {write_many(num_tokens, 'token')} differ; == 1 is broken"
+        if others
+        else f"{what}: {write_many(num_tokens, 'token')} are equal; == 1 is kept"
+    )
+    size = (pair.sequences.num_sequences, num_tokens)
+    return _repetition_result(name, words, share, size, "fail" if others else "pass", sentence)
+
+
+def _open_result(name: PairName) -> CheckResult:
+    sentence = f"log-probs of what a side computes twice, in {sides_label(*name)}: neither side computed anything twice"
+    return _repetition_result(name, "what a side computes twice", 0.0, (0, 0), "inconclusive", sentence)
+
+
+def _repetition_result(
+    name: PairName, words: str, share: float, size: tuple[int, int], answer: CheckAnswer, sentence: str
+) -> CheckResult:
+    """`size` is the numbers of sequences and tokens."""
+    num_sequences, num_tokens = size
     return CheckResult(
         metric="bitwise_equal",
         measured=f"bitwise_equal of {words}",
@@ -243,10 +265,8 @@ def _equality_result(name: PairName, words: str, first: Reals, second: Reals, pa
         kind="equal",
         limit=1.0,
         level="error",
-        answer="fail" if others else "pass",
-        sentence=f"{what}: {others} of {write_many(num_tokens, 'token')} differ; == 1 is broken"
-        if others
-        else f"{what}: {write_many(num_tokens, 'token')} are equal; == 1 is kept",
+        answer=answer,
+        sentence=sentence,
         value=share,
         low=None,
         high=None,
@@ -257,7 +277,7 @@ def _equality_result(name: PairName, words: str, first: Reals, second: Reals, pa
         run_value=share,
         baseline_value=None,
         comparison=None,
-        num_sequences=pair.sequences.num_sequences,
+        num_sequences=num_sequences,
         num_tokens=num_tokens,
         by="token",
         source="vLLM, batch-invariant mode",

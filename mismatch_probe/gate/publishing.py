@@ -10,7 +10,7 @@ from mismatch_probe.inert import plain
 from mismatch_probe.notation import write_many
 from mismatch_probe.records.answers import CheckResult, GateResult
 from mismatch_probe.records.files import storage_errors, write_bytes
-from mismatch_probe.report.answers.gate import checks_table, limit_text, no_baseline
+from mismatch_probe.report.answers.gate import checks_table, limit_text, no_baseline, pair_label
 from mismatch_probe.report.markdown import escape, escaped_cell, markdown_table
 from mismatch_probe.report.view import Badge, Cell
 
@@ -127,7 +127,7 @@ def annotations(result: GateResult) -> list[str]:
         *(_workflow_command("warning", "gate: no baseline", f"not judged: {left_out}") for left_out in result.left_out),
         *(
             _workflow_command(
-                _annotation_severity(check, result), f"gate: {limit_text(check)} ({check.pair})", check.sentence
+                _annotation_severity(check, result), f"gate: {limit_text(check)} ({pair_label(check)})", check.sentence
             )
             for check in result.checks
             if check.answer != "pass"

@@ -195,6 +195,8 @@ def _next_step(
 ) -> tuple[str, str | None]:
     """What would settle an inconclusive answer, and the command for it, where there is one."""
     on_inconclusive = gate.settings.on_inconclusive
+    if decision.untested_checks and on_inconclusive != "fail":
+        return _REPETITIONS, None
     following = decision.look.next_sequences
     can_extend = run.manifest.log is None and isinstance(source, Path)
     command = command_line("compare", "--resume", "--out", run.path, "--gate", source) if can_extend else None
@@ -216,6 +218,7 @@ def _next_step(
     return _next_look_text(decision, gate, run), command
 
 
+_REPETITIONS: Final = "no setting passes what was not tested: the run needs [floors], a log several responses a prompt"
 _OTHER_SOURCE: Final = "compare anew with --prompts a source of more"
 
 

@@ -249,6 +249,11 @@ class CheckResult(Record):
     by: Literal["token", "sequence"]
     source: str
 
+    @property
+    def is_untested(self) -> bool:
+        """Whether the check is open because the run has nothing that it could look at: then `value` says nothing."""
+        return self.answer == "inconclusive" and not self.num_tokens
+
 
 class Look(Record):
     """Which look this was."""

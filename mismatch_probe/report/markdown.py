@@ -217,7 +217,7 @@ def _basis(summary: Summary, manifest: Manifest) -> Iterator[str]:
     """Model, versions, hardware and sizes."""
     model = manifest.model
     if manifest.log is not None and not model.fingerprint:
-        yield f"log of {manifest.log.format}: {write_many(manifest.log.num_responses, 'response')}"
+        yield f"log in the format {manifest.log.format}: {write_many(manifest.log.num_responses, 'response')}"
     else:
         name = manifest.settings.model.path if _is_of_hub(manifest.settings.model.path, [model]) else model.name
         yield f"model {name}: {model.architecture}, stored in {model.checkpoint_dtype}, fingerprint {model.fingerprint}"

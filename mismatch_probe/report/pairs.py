@@ -26,6 +26,7 @@ from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.tails import most_pareto_k
 from mismatch_probe.verdict.departures import conditioning_words
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
 from mismatch_probe.verdict.preflight.facts import AGREEMENT
@@ -324,8 +325,8 @@ def short_answer(summary: Summary) -> str:
 
 
 def terms(summary: Summary, documents: Sequence[Document]) -> list[tuple[str, str]]:
-    """What an engineer asks of the worst pair, each under a word or two: how long responses may be, who errs, whether
-    FP16 fits where that was measured. `documents` are those of other commands in the run.
+    """What an engineer asks of the worst pair, each under a word or two: how long responses may be, whether an ESS can
+    be believed, who errs, whether FP16 fits where that was measured. `documents` are those of other commands.
     """
     pair = foremost(summary.pairs)
     usable_terms = [*_budget_terms(pair), *_blame(pair)] if pair.verdict.kind in _OF_PRECISION else []
@@ -347,6 +348,21 @@ def _budget_terms(pair: PairSummary) -> Iterator[tuple[str, str]]:
         f"{number} tokens at ESS {law.budget_ess:g}; the responses of this pair have "
         f"{write_token_count(law.median_response)} at the median, {write_token_count(law.measured_up_to)} at most",
     )
+    if (tail := weights_tail_words(pair)) is not None:
+        yield "Weights", tail
+
+
+def weights_tail_words(pair: PairSummary) -> str | None:
+    """What the Pareto k-hat of the response weights says of their mean and ESS; None where it could not be measured."""
+    k_hat = pair.metrics.get("pareto_k_seq")
+    if k_hat is None:
+        return None
+    most = most_pareto_k(k_hat.num_sequences)
+    size = f"Pareto k-hat of the response weights {write_number(k_hat.value)}"
+    limit = f"{write_number(most)}, the most for {write_many(k_hat.num_sequences, 'response')}"
+    if k_hat.value <= most:
+        return f"{size}, within {limit}: their mean and ESS can be believed"
+    return f"{size}, above {limit}: their mean and ESS hang on the largest weights, which a sample may lack"
 
 
 def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:

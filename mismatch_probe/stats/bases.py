@@ -151,9 +151,11 @@ class BaseSums:
     @property
     def differ(self) -> bool:
         """Whether the sides are of other distributions: tokens of the one need not be as likely as the other's entropy
-        says.
+        says. Of few telling tokens, as texts of a sure model have, the share that is alike must be surely too small.
         """
-        return self.telling >= _FEWEST_FOR_SIDES and self.alike < _NEAR_SHARE * self.telling
+        usual = _NEAR_SHARE * self.telling
+        chance = 0.0 if self.telling >= _FEWEST_FOR_SIDES else _AGREES * math.sqrt(usual * (1 - _NEAR_SHARE))
+        return self.alike < usual - chance
 
     @property
     def base(self) -> OtherBase | None:

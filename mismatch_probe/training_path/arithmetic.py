@@ -250,7 +250,8 @@ def _to_float64(value: Any) -> Any:
 
 
 _FP32_PRODUCTS: Final = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-_MATMUL: Final = ("cuda.matmul", "mkldnn.matmul")
+_MATMUL: Final = {"cpu": "mkldnn.matmul", "cuda": "cuda.matmul"}
+"""What says how FP32 products are computed, by device: that of the other device says nothing."""
 _REDUCTIONS: Final = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
 
 
@@ -278,10 +279,11 @@ def true_fp32() -> Iterator[None]:
             setattr(torch.backends.cuda.matmul, name, reduction)
 
 
-def product_flags() -> dict[str, Any]:
-    """The present global flags that decide how FP32 and 16-bit products are computed."""
+def product_flags(device_type: str) -> dict[str, Any]:
+    """The present global flags that decide how FP32 and 16-bit products are computed on such a device."""
+    names = [name for device, name in _MATMUL.items() if device == device_type]
     return {
-        **{f"fp32_products_{name}": attrgetter(name)(torch.backends).fp32_precision for name in _MATMUL},
+        **{f"fp32_products_{name}": attrgetter(name)(torch.backends).fp32_precision for name in names},
         **{name: getattr(torch.backends.cuda.matmul, name) for name in _REDUCTIONS},
     }
 

@@ -157,7 +157,7 @@ def describe_model(model: PreTrainedModel) -> dict[str, Any]:
 def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
     """The flags while `arithmetic` is active, and the versions of the libraries."""
     with arithmetic.active():
-        flags = product_flags()
+        flags = product_flags(arithmetic.device_type)
     defines_fp16 = arithmetic.dtype == Dtype.FP16 and arithmetic.defines_cpu_products
     return {
         **flags,

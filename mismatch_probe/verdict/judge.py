@@ -5,7 +5,7 @@ from typing import Final
 
 from mismatch_probe.causes import CauseRank, VerdictKind
 from mismatch_probe.causes.comparison import Code
-from mismatch_probe.notation import write_number
+from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Conditioning
 from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
@@ -257,4 +257,11 @@ def _where_it_sets_in(exact: Disagreement) -> list[str]:
             "the sides agree at the first place of the context, so weights, head and temperature are the same: look at "
             "positions, masks, caches, and a first token that is there twice"
         ]
-    return ["the sides disagree at the first place of the context already, so it is not positions alone"]
+    where = ["the sides disagree at the first place of the context already, so it is not positions alone"]
+    if context.num_agreeing:
+        where.append(
+            f"{write_count(context.num_agreeing)} of {write_many(exact.pair.sequences.num_clusters, 'prompt')} agree "
+            "to rounding: look at what only some rows of a batch have, as padding that is attended to, and other "
+            "sequences of a packed row"
+        )
+    return where

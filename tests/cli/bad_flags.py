@@ -78,6 +78,8 @@ _VALUES = [
     ("headroom --model demo --out {out}", "--temperature nan", "'sampling.temperature'"),
     ("headroom --model demo --out {out}", "--run {run}", "leave --out out"),
     ("localize --model demo --out {out}", "--dtype fp8", "dtype 'fp8' cannot be used"),
+    ("localize --model demo --out {out}", "--dtype int8", "'train_dtype' and 'infer_dtype' are not usable: dtype"),
+    ("audit --model demo --out {out}", "--server nonsense", "begins with http:// or https:// and a host"),
     ("localize --model demo --out {out}", "--dtype fp16 --train-dtype fp16", "--dtype sets both sides"),
 ]
 

@@ -85,6 +85,13 @@ def test_where_flags_stand_under_headings_none_stands_without_one(command: str) 
     assert "─ Options ─" not in output
 
 
+@pytest.mark.parametrize("command", ["compare", "import", "sanity", "ablate"])
+def test_the_flags_of_run_and_output_stand_last(command: str) -> None:
+    headings = re.findall(r"^╭─ ([A-Z][a-z ]+) ─", probe(command, "--help", code=ExitCode.PASS).stdout, re.MULTILINE)
+    assert headings[-1] == "Run and output"
+    assert len(headings) == len(set(headings)) > 2
+
+
 def test_the_help_of_gate_has_every_flag_of_judging_a_run() -> None:
     of_group, of_run = (
         set(re.findall(r"--[a-z-]+", probe(*words, "--help", code=ExitCode.PASS).stdout))

@@ -189,4 +189,4 @@ def test_a_sentence_says_what_deployment_loses_or_that_nothing_is_seen(run: Eval
 
     assert message_of(0.01, 0.03).endswith("deployment loses 0.020 [0.010, 0.030] of accuracy")
     assert message_of(-0.03, -0.01).endswith("deployment gains 0.020 [0.010, 0.030] of accuracy")
-    assert message_of(-0.01, 0.03).endswith("no gap seen; one beyond 0.0300 would have been")
+    assert message_of(-0.01, 0.03).endswith("no gap seen; one beyond 0.0300 would have been seen")

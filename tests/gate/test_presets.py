@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mismatch_probe.errors import ExitCode, UsageError
-from mismatch_probe.gate.measure import Evidence
+from mismatch_probe.gate.config import parse_gate
+from mismatch_probe.gate.decide import decide
+from mismatch_probe.gate.measure import Evidence, Measurer
 from mismatch_probe.gate.presets import equality_results, require_batch_invariance
+from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.run_directory import RunDirectory
+from mismatch_probe.report.answers.gate import checks_table
 from mismatch_probe.stats.sequences import Repeat, Sequences, TokenPair
 from tests.gate.cli import GOOD, CommandLine, Ended, check, gate_file
 from tests.simulated_run import Simulation, simulated_manifest
@@ -140,6 +145,33 @@ def test_one_bit_in_whatever_was_computed_twice_fails_bitwise(name: str) -> None
     results = equality_results({("bf16", "bf16"): pair_computed_twice(**{name: log_probs})})
     [broken] = [each for each in results if each.answer == "fail"]
     assert "1 of 40 tokens differ" in broken.sentence
+
+
+@pytest.mark.parametrize("setting", ["extend", "warn", "pass", "fail"])
+def test_bitwise_passes_no_run_in_which_nothing_was_computed_twice(setting: str) -> None:
+    log_probs = -np.linspace(0.1, 3, 640)
+    sequences = Sequences.of_lengths(np.full(64, 10))
+    once = TokenPair(sequences, log_pi=log_probs, log_mu=log_probs)
+    twice = replace(once, repeats={"pi_again": Repeat(sequences, log_probs, log_probs)})
+    gate = parse_gate({"gate": {"preset": "bitwise", "on_inconclusive": setting}}, "gate.toml")
+    for pair, answer, code in (
+        (once, "inconclusive", ExitCode.GATE_FAILED if setting == "fail" else ExitCode.INCONCLUSIVE),
+        (twice, "pass", ExitCode.PASS),
+    ):
+        evidence = {("bf16", "bf16"): Evidence(pair, num_sampled=64)}
+        decision = decide(gate, Measurer(evidence), equality_results(evidence))
+        assert (decision.answer, decision.exit_code(gate.settings)) == (answer, code)
+        assert [each.is_untested for each in decision.checks] == [False, pair is once]
+        assert [ABSENT in map(str, row) for row in checks_table(decision.checks).rows] == [False, pair is once]
+
+
+def test_the_command_says_that_nothing_was_computed_twice(
+    command_line: CommandLine, tmp_path: Path, small: RunDirectory
+) -> None:
+    for leg in small.path.glob("legs/infer-*-prefill.parquet"):
+        leg.unlink()
+    ended = command_line("gate", small.path, "--preset", "bitwise")
+    assert "neither side computed anything twice" in ended.stdout
 
 
 def test_bitwise_is_refused_where_the_architecture_chooses_tokens_by_a_sparse_index() -> None:

@@ -72,13 +72,13 @@ def top(page: str) -> str:
 def test_an_interval_that_holds_0_is_no_gap_and_says_what_would_have_been_seen() -> None:
     text = top(page_of(evaluation(pair(Dtype.BF16))))
     assert text.startswith(" ✓ no gap seen Accuracy under both policies of demo Trained in BF16, deployed in BF16:")
-    assert "one beyond 0.00600 would have been" in text
+    assert "one beyond 0.00600 would have been seen" in text
     assert "loses" not in text.split("Accuracy of the engine")[0]
 
 
 def test_no_gap_in_any_pair_is_one_sentence() -> None:
     text = top(page_of(evaluation(pair(Dtype.BF16), pair(Dtype.FP16, estimate(0, -0.02, 0.01)))))
-    assert "No gap in accuracy seen in any of 2 pairs. One beyond 0.0200 would have been in each." in text
+    assert "No gap in accuracy seen in any of 2 pairs. One beyond 0.0200 would have been seen in each." in text
 
 
 @pytest.mark.parametrize(("gap", "verb", "kind"), [(LOST, "loses", "bug"), (GAINED, "gains", "precision")])

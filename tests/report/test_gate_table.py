@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_probe.records.answers import CheckResult
-from mismatch_probe.report.answers.gate import checks_table
+from mismatch_probe.report.answers.gate import checks_table, pair_label, passing_text
 from mismatch_probe.report.markdown import escape, escaped_cell, markdown_table
 from mismatch_probe.report.screen import in_full, print_table
 
@@ -57,3 +57,11 @@ def test_what_a_pair_is_called_makes_no_cell_of_its_own_in_markdown() -> None:
     unescaped = markdown_table(replace(checks_table(CHECKS), columns=["x"]), in_full)[3]
     assert unescaped.count("|") > cells[1]
     assert escape("a|b") in rows[1]
+
+
+def test_a_limit_that_would_limit_nothing_is_no_advice_and_the_pair_of_a_log_has_one_name() -> None:
+    share = CHECK.model_copy(update={"kind": "min", "limit": 0.5, "value": 0.31, "passing_limit": 6e-26})
+    assert passing_text(share) == "no limit near"
+    assert passing_text(share.model_copy(update={"passing_limit": 0.2})) == "0.200"
+    assert pair_label(share) == "bf16/bf16"
+    assert pair_label(share.model_copy(update={"pair": "log/log"})) == "log"

@@ -166,6 +166,10 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
         r"Length budget +\S+ \[.*\] tokens at ESS 0.5; the responses of this pair have .* at the median", before
     )
     assert re.search(
+        r"Weights +Pareto k-hat of the response weights \S+, \w+ \S+, the most for \d+ responses: their mean and ESS",
+        before,
+    )
+    assert re.search(
         r"Who errs +the error against the reference is .*: the training path causes \d+ % of it, the",
         before,
     )

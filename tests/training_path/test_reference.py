@@ -14,7 +14,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
 from mismatch_probe.training_path import Scorer
-from mismatch_probe.training_path.arithmetic import true_fp32
+from mismatch_probe.training_path.arithmetic import product_flags, true_fp32
 from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS
 from mismatch_probe.verdict.preflight.facts import AGREEMENT, contradiction
 from tests.tiny_models import FAMILIES, make_checkpoint, quantise_blocks
@@ -139,6 +139,17 @@ def test_true_fp32_sets_every_flag_and_puts_it_back() -> None:
     finally:
         gpu.fp32_precision, cpu.fp32_precision = before[:2]
     assert gpu.allow_bf16_reduced_precision_reduction == before[2]
+
+
+def test_flags_of_another_device_are_not_reported() -> None:
+    """TF32 of a GPU moves nothing that a CPU computes."""
+    gpu = torch.backends.cuda.matmul
+    before, gpu.fp32_precision = gpu.fp32_precision, "tf32"
+    try:
+        assert "tf32" in product_flags("cuda").values()
+        assert "tf32" not in product_flags("cpu").values()
+    finally:
+        gpu.fp32_precision = before
 
 
 @pytest.mark.slow

@@ -66,6 +66,24 @@ def test_a_slight_temperature_is_seen_through_16_bit_rounding_without_a_referenc
     assert float(cause.sentence.split(" times")[0].split()[-1]) == pytest.approx(1 / value, rel=0.01)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("value", [0.7, 0.9])
+def test_a_temperature_is_seen_in_texts_of_a_sure_model(value: float, seed: int) -> None:
+    """Where only the likeliest token comes up, no half of the contexts tells of the slope."""
+    given = world(spread=16, seed=seed)
+    pair = replace(with_logits(given, Dtype.BF16, mu=given.logits / value).pair, log_ref=None)
+    assert temperature(disagreement(given, pair, Dtype.BF16)) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_token_that_is_off_in_such_texts_is_no_temperature(seed: int) -> None:
+    """A line through few numbers follows it."""
+    deviations = clean(world(spread=16, seed=seed), Dtype.BF16)
+    log_pi = deviations.pair.log_mu.copy()
+    log_pi[np.argmin(log_pi)] -= 3
+    assert temperature(with_pair(deviations, log_pi=log_pi, log_ref=None)) is None
+
+
 @pytest.mark.parametrize("size", [0.03, 0.1, 0.3, 1.0])
 @pytest.mark.parametrize("side", ["pi", "mu"])
 def test_other_weights_are_no_slight_temperature_without_a_reference(size: float, side: str) -> None:

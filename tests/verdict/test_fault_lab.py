@@ -17,6 +17,7 @@ SLICE = {
     ("responses joined to other responses' scores", "25% of rows"),
     ("temperature in the engine only", "T = 0.8"),
     ("text before the prompt", "BOS before it"),
+    ("padding attended to", "25% of it"),
     ("RoPE base", "x 2"),
     ("other weights", "0.01 of each tensor"),
     ("dropout active", "p = 0.1"),

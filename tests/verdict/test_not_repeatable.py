@@ -10,9 +10,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Verdict
 from mismatch_probe.stats.sequences import Repeat, Sequences
 from mismatch_probe.verdict.departures import rounding_floor
+from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.weights import not_repeatable, with_unshown_repetitions
 from tests.verdict.simulated import clean, disagreement, log_softmax, with_logits, with_pair, world
 
+SHARED_START = "one token behind equal tokens has other log-probs in each prompt"
 VERDICT = Verdict(kind="precision", code=Code.PRECISION, sentence="Precision.")
 
 
@@ -136,3 +138,27 @@ def test_without_a_reference_another_batch_in_16_bit_contradicts_nothing(name: s
     second = first - np.float32(30 * deviations.floor)
     repeated = with_pair(deviations, repeats={name: Repeat(deviations.pair.sequences, first, second)})
     assert (not_repeatable(repeated) is not None) is is_named
+
+
+def in_two_prompts(size: float, side: str = "pi") -> Disagreement:
+    """An FP32 pair known to differ, one token of which a side scored behind equal tokens with so many nats between."""
+    given = world()
+    deviations = with_logits(given, pi=given.logits + given.generator.normal(size=given.logits.shape) * 0.05)
+    repeat = Repeat(Sequences.of_lengths([1]), np.array([-1.0]), np.array([-1.0 - size]))
+    start = with_pair(clean(world(num_tokens=60, seed=1)), repeats={f"{side}_starts": repeat})
+    return replace(deviations, prompt_start=start)
+
+
+@pytest.mark.parametrize(("side", "who"), [("pi", "The training path"), ("mu", "The engine")])
+def test_a_side_that_gives_one_token_behind_equal_tokens_other_log_probs_is_not_repeatable(side: str, who: str) -> None:
+    """As behind padding that is attended to, of which each prompt has another amount: one token shows it in FP32."""
+    cause = not_repeatable(in_two_prompts(0.2, side))
+    assert cause is not None
+    assert cause.sentence == f"{who} does not agree with itself: {SHARED_START}."
+
+
+def test_one_token_in_two_prompts_accuses_nobody_by_rounding_in_16_bits_or_by_experts() -> None:
+    other = in_two_prompts(0.2)
+    assert not_repeatable(in_two_prompts(5e-5)) is None
+    for known in ({"train_dtype": Dtype.BF16}, {"is_settled": False}, {"has_experts": True}):
+        assert not_repeatable(replace(other, **known)) is None

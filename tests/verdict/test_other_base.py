@@ -65,8 +65,7 @@ def test_a_temperature_of_that_ratio_is_a_temperature(ratio: float, spread: floa
     given = world(spread=spread)
     deviations = with_logits(given, Dtype.BF16, mu=given.logits / ratio)
     assert other_base(deviations) is None
-    if spread < 16:
-        assert signatures(deviations)[0].code == Code.TEMPERATURE
+    assert signatures(deviations)[0].code == Code.TEMPERATURE
 
 
 @pytest.mark.slow
@@ -110,6 +109,16 @@ def test_sums_of_parts_are_those_of_the_whole() -> None:
         sums_of_all.base,
     )
     assert sums_of_all.base == OtherBase("both", 2)
+
+
+@pytest.mark.parametrize("count", [20, 63, 64, 500])
+def test_sides_of_other_distributions_are_known_by_few_tokens_that_tell(count: int) -> None:
+    """A third of the tokens is alike under another temperature, and nine in ten between two right sides."""
+    log_mu = -np.linspace(0.2, 5, count)
+    for num_alike, differ in ((count // 3, True), (9 * count // 10, False)):
+        off = np.where(np.arange(count) < num_alike, 1.0, 1.5)
+        assert BaseSums.of(off * log_mu, log_mu).differ == differ
+    assert not BaseSums.of(log_mu[:3], 2 * log_mu[:3]).differ
 
 
 def test_few_tokens_tell_no_base() -> None:

@@ -5,15 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.results import RoutingCheck
 from mismatch_probe.stats.sequences import Floats, Mask
 from mismatch_probe.stats.subsamples import routing_check
+from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures import signatures
 from mismatch_probe.verdict.signatures.context import positions, prompt_prefix
 from mismatch_probe.verdict.signatures.profile import Disagreement, profile_along
 from mismatch_probe.verdict.signatures.weights import routing, stale_weights
 from tests.verdict.simulated import World, clean, with_logits, world
+from tests.verdict.test_judge import case
 
 SHAPED = (positions, prompt_prefix, stale_weights)
 """Told by where in the context the deviation is; the others come before them."""
@@ -129,6 +132,9 @@ def test_sequences_that_a_batch_left_as_they_are_do_not_hide_how_other_text_fade
 def test_weights_that_a_part_of_the_sequences_had_are_no_other_text(seed: int) -> None:
     deviations = in_half_of_the_prompts(seed, 0.1, 0.0)
     assert [test(deviations) is not None for test in SHAPED] == [False, False, False]
+    verdict = judge(case(deviations, deviations))
+    assert verdict.code == Code.UNEXPLAINED
+    assert any(line.startswith("6 of 12 prompts agree to rounding: ") for line in verdict.evidence)
 
 
 def test_a_window_is_named_with_the_place_where_it_ends() -> None:

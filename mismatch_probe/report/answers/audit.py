@@ -26,7 +26,7 @@ def audit_answer(audit: Audit) -> Answer:
         facts=_facts(audit),
         advice=verdict.advice,
         table=_candidates(audit),
-        footnote="Fits: the tokens are as that says, up to the rounding of the dtype."
+        footnote="Fits: the tokens are those that this would give, up to the rounding of the dtype."
         + (" Evidence: the log of the likelihood over that as declared, nats." if _has_evidence(audit) else ""),
         sections=_audit_sections(audit),
         screen=_screen(audit),

@@ -48,7 +48,7 @@ def sentence(pair: PairAccuracy) -> str:
     if gap is None or gap.low is None or gap.high is None:
         return f"{name}: all responses earned the same, so they cannot show a gap"
     if gap.low <= 0 <= gap.high:
-        return f"{name}: no gap seen; one beyond {write_number(max(-gap.low, gap.high))} would have been"
+        return f"{name}: no gap seen; one beyond {write_number(max(-gap.low, gap.high))} would have been seen"
     verb = "loses" if gap.value > 0 else "gains"
     return f"{name}: deployment {verb} {write_estimate(without_sign(gap))} of accuracy"
 
@@ -82,7 +82,7 @@ def headline(pairs: Sequence[PairAccuracy]) -> str:
         widest = max(map(_seen_from, pairs))
         return (
             f"No gap in accuracy seen in any of {len(pairs)} pairs. One beyond {write_number(widest)} would have been "
-            "in each."
+            "seen in each."
         )
     return f"{capital(sentence(pair))}."
 

@@ -6,9 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import sides_label
 from mismatch_probe.inert import command_line
-from mismatch_probe.notation import join_names, round_outwards, write_change, write_fold, write_many, write_number
+from mismatch_probe.notation import (
+    ABSENT,
+    bounds_nothing,
+    join_names,
+    round_outwards,
+    write_change,
+    write_fold,
+    write_many,
+    write_number,
+)
 from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
@@ -70,7 +80,7 @@ def checks_table(checks: list[CheckResult]) -> Table:
     columns: list[Column[CheckResult]] = [
         Column("answer", lambda check: Badge(_KINDS[check.answer], _answer_with_level(check))),
         *(blocks if is_mixed else []),
-        Column("pair", lambda check: check.pair, is_text=True),
+        Column("pair", pair_label, is_text=True),
         Column("limit", limit_text, is_text=True),
         Column("value", _value_text),
         Column("bounds", _bounds_text),
@@ -115,7 +125,11 @@ def no_baseline(result: GateResult) -> list[str]:
 def gate_section(result: GateResult) -> Section:
     """The answer, every check, and what it rests on."""
     groups = list(_checks_in_groups(result.checks))
-    sentences = {answer: [_sentence_of(group) for group in groups if group[0].answer == answer] for answer in _HEADINGS}
+    sentences: dict[str, list[str]] = {answer: [] for answer in _HEADINGS}
+    for group in groups:
+        if group[0].answer in sentences:
+            is_warning = group[0].level == "warn"
+            sentences[group[0].answer].append(f"{'warning: ' if is_warning else ''}{_sentence_of(group)}")
     lists = [(_HEADINGS[answer], lines) for answer, lines in sentences.items() if lines]
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
     if result.next_command is not None:
@@ -148,6 +162,11 @@ def _answer_with_level(check: CheckResult) -> str:
     return f"warn ({check.answer})" if check.level == "warn" and check.answer != "pass" else check.answer
 
 
+def pair_label(check: CheckResult) -> str:
+    """As the slice of a gate file names the pair; of a log that does not say its dtypes there is one alone."""
+    return LOG_SIDE if check.pair == f"{LOG_SIDE}/{LOG_SIDE}" else check.pair
+
+
 def limit_text(check: CheckResult) -> str:
     if check.metric == VERDICT:
         return "verdict is no bug"
@@ -156,6 +175,8 @@ def limit_text(check: CheckResult) -> str:
 
 def _value_text(check: CheckResult) -> str:
     """The metric; with a baseline also how much worse it is."""
+    if check.is_untested:
+        return ABSENT
     if check.metric == GROWTH:
         return _growth_text(check)
     if check.metric == VERDICT:
@@ -180,9 +201,11 @@ def _bounds_text(check: CheckResult) -> str:
 
 
 def passing_text(check: CheckResult) -> str:
-    """The tightest limit that would pass, rounded so that it does."""
+    """The tightest limit that would pass, rounded so that it does; words where a limit so far off limits nothing."""
     if check.passing_limit is None:
         return ""
+    if check.kind != "max_regression" and bounds_nothing(check.passing_limit, check.value, check.limit):
+        return "no limit near"
     if check.kind == "max_regression" and check.passing_limit <= 0:
         return "any"
     return write_number(round_outwards(check.passing_limit, is_up=check.kind != "min"))

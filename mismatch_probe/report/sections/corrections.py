@@ -11,7 +11,6 @@ from mismatch_probe.notation import (
     write_count,
     write_estimate,
     write_many,
-    write_number,
     write_percent,
 )
 from mismatch_probe.records.summary import PairSummary, Summary
@@ -26,9 +25,9 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, pair_key, pair_label, visible
+from mismatch_probe.report.pairs import weights_tail_words
 from mismatch_probe.report.view import Block, Column, Drawing, Figure, Heading, Note, Panel, Section, Table
 from mismatch_probe.stats.results import CorrectionAtLength, CorrectionResult, Estimate
-from mismatch_probe.stats.tails import most_pareto_k
 
 ENOUGH_LEFT = 0.5
 """Effective share of the sample from which a rule counts as one that this mismatch can carry."""
@@ -52,8 +51,9 @@ def corrections(summary: Summary) -> Section:
     blocks: list[Block] = []
     if pairs:
         blocks.append(Note("What is left of the sample:", [_rules_that_fail(pair) for pair in pairs]))
-        if tails := [words for pair in pairs[:DETAILED_PAIRS] if (words := _k_hat_words(pair))]:
-            blocks.append(Note("Whether means of the weights can be believed:", tails))
+        tails = [(pair_label(pair), weights_tail_words(pair)) for pair in pairs[:DETAILED_PAIRS]]
+        if sentences := [f"{label}: {words}." for label, words in tails if words is not None]:
+            blocks.append(Note("Whether means of the weights can be believed:", sentences))
         blocks.append(_correction_figure(pairs[:DETAILED_PAIRS]))
     else:
         blocks.append(Note("No token was measured, so no correction could be tried."))
@@ -145,19 +145,6 @@ def _fails_on_first_tokens(pair: PairSummary) -> str:
         if share_left(at) < ENOUGH_LEFT
     ]
     return f"; {join_names(fails)}" if fails else ""
-
-
-def _k_hat_words(pair: PairSummary) -> str | None:
-    """What the Pareto k-hat of the response weights says; None where it could not be measured."""
-    k_hat = pair.metrics.get("pareto_k_seq")
-    if k_hat is None:
-        return None
-    most = most_pareto_k(k_hat.num_sequences)
-    size = f"{pair_label(pair)}: Pareto k-hat of the response weights {write_number(k_hat.value)}"
-    limit = f"{write_number(most)}, the most for {write_many(k_hat.num_sequences, 'response')}"
-    if k_hat.value <= most:
-        return f"{size}, within {limit}: their mean and ESS can be believed."
-    return f"{size}, above {limit}: their mean and ESS hang on the largest weights, which a sample may lack."
 
 
 def _rules(pair: PairSummary) -> Table:

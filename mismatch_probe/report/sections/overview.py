@@ -47,7 +47,8 @@ def overview_figure(summary: Summary) -> Figure:
         "overview-kl",
         f"How far apart: KL per token{over_all}",
         kl,
-        f"Each mark is the KL of a pair, and the bar through it is the interval of that KL. The dotted line is "
+        "Each mark at the end of a thin line is the KL of a pair, the thick bar through it the interval of that KL, "
+        "which may be narrower than the mark. The dotted line is "
         f"{KL_LIMIT_NAME}, a KL of {KL_LIMIT:g} a token.",
         "The axis is logarithmic: equal steps are equal factors.",
     )
@@ -143,6 +144,7 @@ def _interval_row(
         showarrow=False,
         xanchor="left",
         font={"size": 12, "color": color("ink")},
+        bgcolor="var(--page)",
         name=style.group,
     )
     if estimate.high is not None and estimate.high > 0:

@@ -20,7 +20,8 @@ _WORST_TOKEN_CHARACTERS = 60
 _WORST_ID_CHARACTERS = 48
 _NO_TEXT: Final = "so prompts and tokens have no text: each token is shown by its id."
 _WHY_NO_TEXT: Final = {
-    True: f"The import was given no tokenizer, {_NO_TEXT} `import --tokenizer` or `--model` shows the text.",
+    True: f"The import was given no tokenizer, {_NO_TEXT} With the checkpoint, mismatch-probe import --model, the text "
+    "is shown.",
     False: f"The checkpoint has no tokenizer, {_NO_TEXT}",
 }
 """By whether the run is an import."""

@@ -295,12 +295,13 @@ def _choices(origin: LogOrigin) -> Table:
     rows: list[list[Cell]] = []
     if (experts := origin.experts) is not None:
         faults = {
+            "layers that are empty": len(experts.empty_layers),
             "missing": experts.num_places - experts.num_recorded,
             "no expert's number": experts.num_invalid,
             "an expert twice": experts.num_repeated,
         }
         rows += [
-            ["layers recorded, of them empty", f"{experts.num_layers}, {len(experts.empty_layers)}", ""],
+            ["layers recorded", write_count(experts.num_layers), ""],
             [
                 "experts that can be replayed, of tokens and layers",
                 f"{write_count(experts.num_usable)} of {write_count(experts.num_places)}",

@@ -53,6 +53,8 @@ class ContextProfile:
     """The profile over the starts. The starts are without the first place where that is spared."""
     first_place: int
     """The first place of the context that deviates far beyond rounding."""
+    num_agreeing: int
+    """Prompts of an FP32 pair that agree to rounding in start and responses, where others part at the first place."""
 
     @property
     def spares_first(self) -> bool:
@@ -71,10 +73,10 @@ def context_profile(disagreement: Disagreement) -> ContextProfile | None:
         return None
     at_first = float(start.is_beyond(FAR_BEYOND)[is_first].mean())
     from_place = EARLY[0] if at_first <= CLEAN_FIRST else 1
+    agreeing: set[int] = set()
     if at_first > CLEAN_FIRST and disagreement.is_exact:
-        of_start, of_responses = _of_other_prompts(start, disagreement)
-    else:
-        of_start, of_responses = start.uncertain, disagreement.uncertain
+        agreeing = _agreeing_prompts(start) & _agreeing_prompts(disagreement)
+    of_start, of_responses = _of_other_prompts(agreeing, start, disagreement)
     is_first, is_early = is_first & of_start, is_early & of_start
     along = profile_along(start, from_place, of_start)
     if along is None or not (is_first.any() and is_early.any()):
@@ -88,6 +90,7 @@ def context_profile(disagreement: Disagreement) -> ContextProfile | None:
         last=_last_over_first(disagreement, of_responses),
         along=along,
         first_place=int(min((places.min() for places in far_places if places.size), default=0)),
+        num_agreeing=len(agreeing),
     )
 
 
@@ -95,11 +98,10 @@ def _mean_logit_error(disagreement: Disagreement, is_chosen: Mask) -> float:
     return float(np.exp(np.log(disagreement.logit_errors[is_chosen]).mean()))
 
 
-def _of_other_prompts(start: Disagreement, disagreement: Disagreement) -> tuple[Mask, Mask]:
+def _of_other_prompts(agreeing: set[int], start: Disagreement, disagreement: Disagreement) -> tuple[Mask, Mask]:
     """Uncertain tokens of the starts and of the responses, without prompts that agree in both: padding and packing
     leave some sequences of a batch as they are, and these do not show how a deviation goes on.
     """
-    agreeing = set.intersection(*(_agreeing_prompts(part) for part in (start, disagreement)))
     masks = []
     for part in (start, disagreement):
         sequences = part.pair.sequences

@@ -211,6 +211,9 @@ RATIOS = (0.2, 5.0)
 HALVES_AGREE = 0.25
 """Largest relative difference of the slopes fitted to the less and to the more uncertain half of the tokens."""
 
+LEAST_OF_HALF = 8
+"""Tokens in each."""
+
 OWN_SHARE = 0.5
 """Of the variance that is left without the token's own log-prob, the least that this explains."""
 
@@ -237,7 +240,7 @@ def temperature(disagreement: Disagreement) -> Cause | None:
         and root_mean_square(fit.predictions) > 2 * disagreement.floor
     )
     own = 1 - rest**2 / root_mean_square(without) ** 2
-    if not explains or own < OWN_SHARE or not RATIOS[0] < ratio < RATIOS[1] or not _halves_agree(columns, pair.diff):
+    if not explains or own < OWN_SHARE or not RATIOS[0] < ratio < RATIOS[1] or not _halves_agree(columns, disagreement):
         return None
     return Cause.of(
         Code.TEMPERATURE,
@@ -251,10 +254,19 @@ def temperature(disagreement: Disagreement) -> Cause | None:
     )
 
 
-def _halves_agree(columns: Floats, values: Floats) -> bool:
-    """Whether certain and uncertain contexts have the same slope, as one temperature makes them."""
-    uncertain = columns[:, 1] > np.median(columns[:, 1])
-    low, high = (LeastSquares(columns[half], values[half]).coefficients[0] for half in (~uncertain, uncertain))
+def _halves_agree(columns: Floats, disagreement: Disagreement) -> bool:
+    """Whether certain and uncertain contexts have the same slope, as one temperature makes them.
+
+    Tokens of which both sides are sure are left out: where only the likeliest token comes up its log-prob is a function
+    of the context, as the other columns are, and tells nothing of the slope. In texts of a sure model they are the
+    whole certain half.
+    """
+    tells, values = disagreement.uncertain, disagreement.pair.diff
+    is_above = columns[:, 1] > np.median(columns[tells, 1]) if tells.any() else tells
+    halves = [tells & ~is_above, tells & is_above]
+    if min(half.sum() for half in halves) < LEAST_OF_HALF:
+        return False
+    low, high = (LeastSquares(columns[half], values[half]).coefficients[0] for half in halves)
     return bool(abs(low - high) <= HALVES_AGREE * max(abs(low), abs(high)))
 
 

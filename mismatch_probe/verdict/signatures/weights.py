@@ -1,8 +1,8 @@
 """Causes in what computes: other weights, other experts, passes that do not repeat.
 
 The same leg twice differs; decode and prefill of one engine differ; the training path's two FP32 passes over the same
-ids differ from each other as much as from the engine, each by errors of its own; or its two FP64 passes differ. None of
-these involves the other side.
+ids differ from each other as much as from the engine, each by errors of its own; its two FP64 passes differ; or what
+two prompts begin with alike differs, as behind padding that is attended to. None of these involves the other side.
 
 Every token of every response deviates, from the first place of the context on, where neither positions nor caches have
 a say, and without the fading of different text. What is left when rounding, sampling, labels, prompts and positions
@@ -63,6 +63,12 @@ REPEATS_IN_FP64 = 1e-6
 """Nats between two FP64 passes over the same tokens, a thousand times what rounding in FP64 makes where FP32 errs by a
 nat. More is no rounding: dropout, padding that is attended to, another state."""
 
+LEAST_IN_STARTS = 1e-3
+"""Nats (rms) between what one side in FP32 gives a token behind equal tokens in two prompts: a thousand times what
+another order of sums makes. More is another context, which the ids do not show, or another state."""
+
+STARTS = {"pi_starts": ("The training path", ""), "mu_starts": ("The engine", "engine")}
+
 SHARED = 0.8
 """Correlation of two passes' deviations from the engine above which they make one and the same error."""
 
@@ -113,18 +119,18 @@ class Repetition:
 @SIGNATURES.of(Code.NOT_REPEATABLE)
 def not_repeatable(disagreement: Disagreement) -> Cause | None:
     """The cause for the first side that contradicts itself by far more than rounding, in more than one response."""
-    for repetition in _repetitions(disagreement):
-        if repetition.is_beyond and repetition.why_unshown is None:
-            return Cause.of(
-                Code.NOT_REPEATABLE,
-                variant=repetition.variant,
-                side=repetition.side,
-                what=repetition.what,
-                evidence=[
-                    f"rms difference {write_number(repetition.size)} nats, where rounding gives about "
-                    f"{write_number(repetition.floor)}"
-                ],
-            )
+    repetitions = (each for each in _repetitions(disagreement) if each.is_beyond and each.why_unshown is None)
+    for repetition in (*repetitions, *_contradictions_in_starts(disagreement)):
+        return Cause.of(
+            Code.NOT_REPEATABLE,
+            variant=repetition.variant,
+            side=repetition.side,
+            what=repetition.what,
+            evidence=[
+                f"rms difference {write_number(repetition.size)} nats, where rounding gives about "
+                f"{write_number(repetition.floor)}"
+            ],
+        )
     if is_no_rounding(disagreement.exact_repeat):
         return Cause.of(
             Code.NOT_REPEATABLE,
@@ -133,6 +139,21 @@ def not_repeatable(disagreement: Disagreement) -> Cause | None:
             evidence=[f"median difference {write_number(disagreement.exact_repeat)} nats, which no rounding makes"],
         )
     return None
+
+
+def _contradictions_in_starts(disagreement: Disagreement) -> Iterator[Repetition]:
+    """The sides of an FP32 pair known to disagree that give one token behind equal tokens other log-probs in each
+    prompt. A single token shows it: the ids, the weights and the places are the same. Experts may flip near a tie.
+    """
+    start = disagreement.prompt_start
+    if start is None or not (disagreement.is_exact and disagreement.is_settled) or disagreement.has_experts:
+        return
+    for name, (side, variant) in STARTS.items():
+        if name in start.pair.repeats:
+            repeat, what = start.pair.repeats[name], "one token behind equal tokens has other log-probs in each prompt"
+            repetition = Repetition(side, what, repeat.diff, repeat.sequences, start.floor, variant)
+            if repetition.is_beyond and repetition.size > LEAST_IN_STARTS:
+                yield repetition
 
 
 def is_no_rounding(exact_repeat: float | None) -> TypeGuard[float]:
