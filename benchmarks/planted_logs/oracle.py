@@ -8,7 +8,8 @@ responses and between which places it ends. By Neyman and Pearson no test names 
 the ratio of the likelihoods of the log, averaged over the places, which nobody knows. Its limit is that of sound logs.
 
 Beside it stands our statistic of a change of level, on tokens of unlike sureness, and with the level of tokens as sure
-taken off, so that a text that grows sure is no change.
+taken off, so that a text that grows sure is no change; and what the package itself names, of SmolLM2's logs too
+(`--pool smollm2`).
 """
 
 import argparse
@@ -22,7 +23,10 @@ from benchmarks.planted_logs.base import Floats, Log, Response, pick, some
 from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import LONGEST, Random, of_prompt, rms
 from benchmarks.planted_logs.pools import DEMO, sampled_by_vllm
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.verdict import departures
+from mismatch_probe.verdict.signatures.profile import Disagreement
 
 TIMES, SHARE = 4.0, 0.4
 """Of rms d, and of the responses: the weak strength of `changing_weights`."""
@@ -163,6 +167,35 @@ def is_named(log: Log, least: float, levels: Floats | None) -> bool:
     return more >= fewest
 
 
+def is_named_by_package(log: Log) -> bool:
+    """Whether the package names a change of level inside the responses of the log."""
+    prompts: dict[tuple[int, ...], int] = {}
+    numbers = [prompts.setdefault(tuple(response.prompt), len(prompts)) for response in log]
+    sequences = Sequences(np.cumsum([0, *(len(response.ids) for response in log)]), np.array(numbers))
+    mu, pi = (np.concatenate([getattr(response, side) for response in log]).astype(np.float32) for side in ("mu", "pi"))
+    lengths = np.array([len(response.prompt) for response in log])
+    pair = TokenPair(sequences, log_pi=pi, log_mu=mu)
+    return (
+        departures.level_change_of(Disagreement(pair, Dtype.BF16, Dtype.BF16, 1e-6, prompt_lengths=lengths)) is not None
+    )
+
+
+def with_coarse_zeros(log: Log) -> Log:
+    """A sampler that gives 0 where it is nearly sure."""
+    return [replace(response, mu=np.where(response.mu > -0.004, 0.0, response.mu)) for response in log]
+
+
+def growing_sure(log: Log) -> Log:
+    """The less likely half of the tokens stands before the other."""
+    made = []
+    for response in log:
+        by_size = np.argsort(response.mu, kind="stable")
+        middle = len(by_size) // 2
+        order = np.concatenate([np.sort(by_size[:middle]), np.sort(by_size[middle:])])
+        made.append(replace(response, mu=response.mu[order], pi=response.pi[order]))
+    return made
+
+
 def share(named: int, of: int) -> str:
     low, high = binomial(named, of)
     return f"{named} of {of} [{low:.0%}, {high:.0%}]"
@@ -173,10 +206,13 @@ def main() -> None:
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--draws", type=int, default=60)
     parser.add_argument("--seed", type=int, default=22)
+    parser.add_argument("--pool", choices=("demo", "smollm2"), default="demo")
+    parser.add_argument("--smollm2", type=Path, default=Path("build/real/smollm2"))
     flags = parser.parse_args()
-    kept = flags.scratch / "demo.pickle"
+    kept = flags.scratch / f"{flags.pool}.pickle"
     if not kept.exists():
-        kept.write_bytes(pickle.dumps(sampled_by_vllm(flags.scratch / "demo", DEMO)))
+        checkpoint = DEMO if flags.pool == "demo" else flags.smollm2
+        kept.write_bytes(pickle.dumps(sampled_by_vllm(flags.scratch / flags.pool, checkpoint)))
     pool: Log = pickle.loads(kept.read_bytes())
     name = "weights that change, not recorded"
     randoms = [np.random.default_rng([flags.seed, draw, 0, *name.encode()]) for draw in range(flags.draws)]
@@ -185,7 +221,12 @@ def main() -> None:
         "as it is": [log for log, _, _ in cases],
         "heavy tails": [with_tails(random, log) for random, (log, _, _) in zip(randoms, cases, strict=True)],
         "rounding that grows": [with_growth(log) for log, _, _ in cases],
+        "zeros of a coarse log-softmax": [with_coarse_zeros(log) for log, _, _ in cases],
+        "texts that grow sure": [growing_sure(log) for log, _, _ in cases],
     }
+    by_package = sum(is_named_by_package(made) for _, made, _ in cases)
+    accused = {kind: sum(map(is_named_by_package, logs)) for kind, logs in sound.items()}
+    print(f"the package: named {share(by_package, flags.draws)}; accused {accused}", flush=True)
     levels = levels_by_sureness(pool)
     for least, of_levels in ((0.1, None), (0.01, None), (1e-3, None), (1e-3, levels), (1e-4, levels)):
         named = sum(is_named(made, least, of_levels) for _, made, _ in cases)

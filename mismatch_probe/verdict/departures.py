@@ -23,6 +23,7 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Conditioning, Estimate
 from mismatch_probe.stats.rounding import LEAST_NATS, LONE, Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
+from mismatch_probe.verdict.signatures.places import sizes_by_sureness
 from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
 
@@ -297,11 +298,10 @@ def _units(
 
 
 LEAST_PART = 8
-"""Uncertain tokens on either side of a change of level."""
+"""Such tokens on either side of a change of level."""
 SURE = 5.5
 """Standard errors by which the levels of a response's two parts differ; the largest of 1,000 places of 1,000 responses
-without a change, whose tokens are independent, lies as far apart. Texts have levels of their own: with 4.75 one of 126
-sound logs of two models had such changes in a sixth of its responses."""
+without a change, whose tokens are independent, lies as far apart."""
 LEVELS = 3.0
 """Times the level of the other part, in geometric means."""
 NEAREST = 16
@@ -342,18 +342,18 @@ class LevelChange:
 
 def level_change_of(disagreement: Disagreement) -> LevelChange | None:
     """The change of level inside responses, each at its own place; None where there is none."""
-    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    sequences = disagreement.pair.sequences
     is_equal, places = disagreement.pair.diff == 0, disagreement.places
-    sizes = np.log(np.maximum(disagreement.logit_errors, 1e-300))
+    is_moved, sizes, levels = sizes_by_sureness(disagreement)
     changes: list[tuple[float, ...]] = []
     num_long = 0
     for row, (start, end) in enumerate(pairwise(sequences.offsets.tolist())):
-        at = np.flatnonzero(uncertain[start:end]) + start
+        at = np.flatnonzero(is_moved[start:end]) + start
         if at.size < 2 * LEAST_PART:
             continue
         num_long += 1
         own = sizes[at]
-        change = _change_of_level(np.maximum(own, np.median(own) - np.log(10)))
+        change = _change_of_level(np.maximum(own, np.median(own) - np.log(10)) - levels[at])
         if change is None or max(is_equal[at[: change[0]]].mean(), is_equal[at[change[0] :]].mean()) > _MOST_EQUAL:
             continue
         first = int(at[change[0]])

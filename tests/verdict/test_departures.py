@@ -95,6 +95,36 @@ def test_a_change_near_the_end_of_few_unsure_tokens_is_seen(seed: int) -> None:
     assert change.times < 1
 
 
+def sure_text(seed: int, least: float, times: float) -> Disagreement:
+    """A log of a sure model, whose tokens have probabilities of 0.94 and more; in two thirds of the responses they are
+    surer, down to `least` of uncertainty, and d is so many times as large, from a place of their own on.
+    """
+    disagreement = alone(simulated.clean(simulated.world(48, 300, seed=seed), Dtype.BF16))
+    random, sequences = np.random.default_rng(seed), disagreement.pair.sequences
+    is_late = sequences.positions >= sequences.spread(random.integers(20, sequences.lengths - 20))
+    is_late &= sequences.spread(np.arange(48) % 3 > 0)
+    unsure = 10 ** random.uniform(-2.5, -1.2, is_late.size) * np.where(is_late, least / 10**-2.5, 1.0)
+    diff = 0.05 * unsure**1.4 * random.normal(size=is_late.size) * np.where(is_late, times, 1.0)
+    log_mu = np.log1p(-unsure)
+    columns = {"log_mu": log_mu.astype(np.float32), "log_pi": np.minimum(log_mu + diff, 0.0).astype(np.float32)}
+    return replace(disagreement, pair=replace(disagreement.pair, **columns))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_change_of_level_is_seen_in_texts_of_a_sure_model(seed: int) -> None:
+    disagreement = sure_text(seed, 10**-2.5, 10)
+    assert not disagreement.uncertain.any()
+    change = level_change_of(disagreement)
+    assert change is not None
+    assert change.times > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_that_grows_sure_has_no_change_of_level(seed: int) -> None:
+    """Rounding moves a sure token by less, over what its uncertainty makes of an error of the logits."""
+    assert level_change_of(sure_text(seed, 10**-4, 1)) is None
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "shape",

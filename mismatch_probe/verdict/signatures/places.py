@@ -334,3 +334,22 @@ def onset(disagreement: Disagreement) -> Cause | None:
             how,
         ],
     )
+
+
+SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
+"""1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
+
+
+def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
+    """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
+    text that grows sure is no change.
+    """
+    pair = disagreement.pair
+    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
+    is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
+    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
+    kinds = (np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64)
+    medians = np.zeros(kinds.max(initial=0) + 1)
+    for kind in np.unique(kinds[is_moved]):
+        medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
+    return is_moved, sizes, medians[kinds]
