@@ -23,7 +23,7 @@ from mismatch_probe.explain.hypotheses import Context, Rope
 from mismatch_probe.explain.judging import Floats, LoggedTokens
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.training_path.arithmetic import Arithmetic
-from mismatch_probe.training_path.batching import ChunkedHead, pad_batch, plan_batches, require_scorable
+from mismatch_probe.training_path.batching import ChunkedHead, pad_batch, plan_batches
 from mismatch_probe.training_path.loading import choose_device
 from mismatch_probe.training_path.memory import memory_errors_named
 from mismatch_probe.training_path.precision import load_reference_model, load_training_model
@@ -108,21 +108,43 @@ class LoadedWeights:
         return (context.name, rope) in self._states
 
     def compute_behind(self, older: "LoadedWeights", context: Context, rope: Rope | None) -> None:
-        """Compute hidden states behind keys and values of the prompts that `older` computes, a response at a time."""
+        """Compute hidden states behind keys and values of the prompts that `older` computes."""
         assert context.cache is not None
-        rows = []
-        with exchanged_rope(self.model, rope), self.arithmetic.active():
-            for sequence, prompt in zip(self.tokens.sequences, context.prompts, strict=True):
-                require_scorable(TokenSequence(sequence.id, prompt, sequence.token_ids), self.vocab_size)
-                num_cached = context.cache.num_cached(prompt)
-                ids_1S = torch.tensor([prompt + sequence.token_ids[:-1]], device=self.model.device)
+        num_cached = {row: context.cache.num_cached(prompt) for row, prompt in enumerate(context.prompts)}
+        with exchanged_rope(self.model, rope):
+            states_of = self._states_behind(older, context.prompts, num_cached)
+        self._states[context.name, rope] = torch.cat([states_of[row] for row in range(len(states_of))])
+
+    def _states_behind(
+        self, older: "LoadedWeights", prompts: Sequence[list[int]], num_cached: Mapping[int, int]
+    ) -> dict[int, torch.Tensor]:
+        """Hidden states [T, D] before the tokens of some responses, from the first one that is computed behind keys and
+        values that `older` leaves of the first `num_cached[ROW]` tokens. A batch has rows of equally many such tokens.
+        """
+        states_of: dict[int, torch.Tensor] = {}
+        body: Any = older.model.base_model
+        for count in sorted(set(num_cached.values())):
+            rows = [row for row, own_count in num_cached.items() if own_count == count]
+            sequences = [
+                TokenSequence(self.tokens.sequences[row].id, prompts[row], self.tokens.sequences[row].token_ids)
+                for row in rows
+            ]
+            for batch in plan_batches([sequence.num_tokens for sequence in sequences], self.batch_tokens):
+                padded_batch = pad_batch([sequences[number] for number in batch], vocab_size=self.vocab_size)
+                ids_BS = padded_batch.input_ids_BS.to(self.model.device)
                 others: dict[str, Any] = {}
-                if num_cached:
-                    body: Any = older.model.base_model
-                    others["past_key_values"] = body(input_ids=ids_1S[:, :num_cached], use_cache=True).past_key_values
-                hidden_1SD = self._head.body(ids_1S[:, num_cached:], **others)
-                rows.append(hidden_1SD[0, len(prompt) - 1 - num_cached :].cpu())
-        self._states[context.name, rope] = torch.cat(rows)
+                with (
+                    memory_errors_named(_computing(ids_BS), "lower batch_tokens (--batch-tokens)"),
+                    self.arithmetic.active(),
+                ):
+                    if count:
+                        others["past_key_values"] = body(input_ids=ids_BS[:, :count], use_cache=True).past_key_values
+                    hidden_BSD = self._head.body(ids_BS[:, count:], **others).cpu()
+                for place, number in enumerate(batch):
+                    sequence = sequences[number]
+                    first = max(len(sequence.prompt_token_ids) - 1, count)
+                    states_of[rows[number]] = hidden_BSD[place, first - count : sequence.num_tokens - 1 - count]
+        return states_of
 
     def column_with_kept_cache(
         self, older: "LoadedWeights", context: Context, ends: Mapping[int, int], distribution: Distribution
@@ -132,15 +154,8 @@ class LoadedWeights:
         """
         if not ends:
             return np.full(len(self.tokens.places), np.nan)
-        states_of: dict[int, torch.Tensor] = {}
-        body: Any = older.model.base_model
-        with self.arithmetic.active():
-            for row, end in ends.items():
-                prompt, token_ids = context.prompts[row], self.tokens.sequences[row].token_ids
-                ids_1S = torch.tensor([prompt + token_ids[:-1]], device=self.model.device)
-                num_cached = len(prompt) + end - 1
-                past = body(input_ids=ids_1S[:, :num_cached], use_cache=True).past_key_values
-                states_of[row] = self._head.body(ids_1S[:, num_cached:], past_key_values=past)[0].cpu()
+        num_cached = {row: len(context.prompts[row]) + end - 1 for row, end in ends.items()}
+        states_of = self._states_behind(older, context.prompts, num_cached)
         example = next(iter(states_of.values()))
         empty = example.new_zeros(0, example.shape[1])
         states = [
@@ -169,8 +184,7 @@ class LoadedWeights:
             for batch in plan_batches([sequence.num_tokens for sequence in sequences], self.batch_tokens):
                 padded_batch = pad_batch([sequences[row] for row in batch], vocab_size=self.vocab_size)
                 ids_BS = padded_batch.input_ids_BS.to(self.model.device)
-                shape = "x".join(map(str, ids_BS.shape))
-                with memory_errors_named(f"computing {shape} tokens", "lower batch_tokens (--batch-tokens)"):
+                with memory_errors_named(_computing(ids_BS), "lower batch_tokens (--batch-tokens)"):
                     hidden_BSD = self._head.body(ids_BS, **_positions(context, batch, sequences, ids_BS))
                 hidden_states = hidden_BSD[
                     padded_batch.rows_T.to(hidden_BSD.device), padded_batch.positions_T.to(hidden_BSD.device)
@@ -185,6 +199,10 @@ class LoadedWeights:
         embeddings: Any = self.model.get_input_embeddings()
         size: int = embeddings.weight.shape[0]
         return size
+
+
+def _computing(ids_BS: torch.Tensor) -> str:
+    return f"computing {'x'.join(map(str, ids_BS.shape))} tokens"
 
 
 def _positions(

@@ -132,10 +132,8 @@ class Predictions:
         cache = setup.context.cache
         if cache is None or weights_in_use.has_states(setup.context, setup.rope):
             return
-        if weights_in_use is self.declared_model:
-            self._close_other()
-        if cache.weights is None:
-            weights_in_use.compute_behind(self.declared_model, setup.context, setup.rope)
+        if cache.weights is None or weights_in_use is self.declared_model:
+            weights_in_use.compute_behind(self._load(cache.weights), setup.context, setup.rope)
             return
         with self._open(cache.weights) as older:
             weights_in_use.compute_behind(older, setup.context, setup.rope)

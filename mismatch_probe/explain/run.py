@@ -178,8 +178,9 @@ def explain_with(
     """`explain` by predictions that may have been made for other columns of the same responses; raises as it does."""
     start_seconds = time.monotonic()
     present = [side for side in SIDES if side in tokens.columns]
+    special = special_tokens(settings, predictions.declared_model.model)
     explained = [
-        _explain_side(side, settings, predictions, tokens, partial(tell, side, number, len(present)))
+        _explain_side(side, settings, predictions, tokens, special, partial(tell, side, number, len(present)))
         for number, side in enumerate(present, 1)
     ]
     sides = [side for side, _ in explained]
@@ -201,6 +202,7 @@ def _explain_side(
     settings: ExplainSettings,
     predictions: Predictions,
     tokens: LoggedTokens,
+    special: SpecialTokens,
     tell: Callable[[str, float | None], None],
 ) -> tuple[SideExplanation, PartsReading | None]:
     """The side, and of the sampler's which weights its parts fit."""
@@ -229,7 +231,6 @@ def _explain_side(
     bench = SideBench(
         side, judge, distribution, policy.dtype, floors, errors, predictions, tokens, setup.weights, context, tell
     )
-    special = special_tokens(settings, predictions.declared_model.model)
     fit = fit_parts(bench, settings) if side == "mu" and is_counted.any() else None
     families = [*of_sampling, *_others(settings, bench, special), *families_of_parts(fit)]
     result = search(bench, families) if is_counted.any() else None

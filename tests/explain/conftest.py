@@ -11,11 +11,12 @@ from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.explain.passes import LoadedWeights
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.run import explain_with
-from mismatch_probe.records.findings import SideExplanation
-from mismatch_probe.records.sequences import FloatArray, TokenSequence
+from mismatch_probe.records.findings import Explanation, SideExplanation
+from mismatch_probe.records.sequences import FloatArray, LoggedResponse, TokenSequence
 from tests.explain.logs import logged, sampled, settings
 
 Explained = Callable[..., SideExplanation]
+ExplainedLog = Callable[..., Explanation]
 
 
 @pytest.fixture(scope="session")
@@ -24,21 +25,28 @@ def responses(llama: Path) -> list[TokenSequence]:
 
 
 @pytest.fixture(scope="session")
-def explained(llama: Path, responses: list[TokenSequence]) -> Iterator[Explained]:
-    """The explanation of the sampler's side of a log of the responses; what they predict is computed once."""
+def explained_log(llama: Path, responses: list[TokenSequence]) -> Iterator[ExplainedLog]:
+    """The explanation of a log of the responses by `llama`, or a copy of it; what they predict is computed once."""
     with Predictions.open(
         settings(llama),
         LoggedTokens.of(logged(responses, mu=[np.zeros(len(response.token_ids)) for response in responses])),
     ) as predictions:
 
-        def explain_mu(
-            columns: list[FloatArray], *, line: dict[str, Any] | None = None, **others: Any
-        ) -> SideExplanation:
-            log = logged(responses, mu=columns, **(line or {}))
-            (side,) = explain_with(predictions, settings(llama, **others), LoggedTokens.of(log)).sides
-            return side
+        def explain_log(log: list[LoggedResponse], *, model: Path = llama, **others: Any) -> Explanation:
+            return explain_with(predictions, settings(model, **others), LoggedTokens.of(log))
 
-        yield explain_mu
+        yield explain_log
+
+
+@pytest.fixture(scope="session")
+def explained(responses: list[TokenSequence], explained_log: ExplainedLog) -> Explained:
+    """The explanation of the sampler's side of a log of the responses."""
+
+    def explain_mu(columns: list[FloatArray], *, line: dict[str, Any] | None = None, **others: Any) -> SideExplanation:
+        (side,) = explained_log(logged(responses, mu=columns, **(line or {})), **others).sides
+        return side
+
+    return explain_mu
 
 
 @pytest.fixture

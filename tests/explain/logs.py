@@ -43,9 +43,16 @@ def scored(
     temperature: float = 1.0,
     **settings: Any,
 ) -> list[FloatArray]:
-    """Log-probs by the training path in a format."""
-    with Scorer.load(checkpoint, dtype, TrainingPathSettings(**settings), temperature=temperature) as scorer:
-        return [one.logprobs.astype(np.float64) for one in scorer.score_batch(list(sequences))]
+    """Log-probs by the training path in a format, computed once."""
+    ids = tuple((tuple(one.prompt_token_ids), tuple(one.token_ids)) for one in sequences)
+    key = (checkpoint, dtype, temperature, tuple(sorted(settings.items())), ids)
+    if key not in _columns:
+        with Scorer.load(checkpoint, dtype, TrainingPathSettings(**settings), temperature=temperature) as scorer:
+            _columns[key] = [one.logprobs.astype(np.float64) for one in scorer.score_batch(list(sequences))]
+    return [column.copy() for column in _columns[key]]
+
+
+_columns: dict[tuple[object, ...], list[FloatArray]] = {}
 
 
 def logged(

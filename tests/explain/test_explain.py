@@ -10,15 +10,18 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import ExplainJob, explain, run_explain
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.sequences import TokenSequence
+from tests.explain.conftest import ExplainedLog
 from tests.explain.logs import logged, scored, settings
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16, Dtype.FP32])
-def test_a_clean_log_is_as_declared(llama: Path, responses: list[TokenSequence], dtype: Dtype) -> None:
+def test_a_clean_log_is_as_declared(
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog, dtype: Dtype
+) -> None:
     log = logged(responses, mu=scored(llama, responses, dtype), pi=scored(llama, responses, dtype, attention="eager"))
     declared = {"dtype": dtype}
-    explanation = explain(settings(llama, mu=declared, pi=declared), log)
+    explanation = explained_log(log, mu=declared, pi=declared)
     assert [side.verdict.code for side in explanation.sides] == ["as_declared", "as_declared"]
     assert (explanation.verdict.kind, explanation.verdict.code) == ("clean", "as_declared")
 
@@ -45,20 +48,20 @@ def test_ids_of_another_model_are_refused(llama: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_that_made_neither_side_is_told(
-    llama: Path, responses: list[TokenSequence], tmp_path: Path
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog, tmp_path: Path
 ) -> None:
     other = other_weights(llama, tmp_path / "other", 0.05)
     columns = scored(other, responses)
-    explanation = explain(
-        settings(llama), logged(responses, mu=columns, pi=scored(other, responses, attention="eager"))
-    )
+    explanation = explained_log(logged(responses, mu=columns, pi=scored(other, responses, attention="eager")))
     assert (explanation.verdict.kind, explanation.verdict.code) == ("undecided", "other_checkpoint")
     assert explanation.sides[0].left_out["other weights"].startswith("none were given")
 
 
 @pytest.mark.slow
-def test_what_both_sides_do_alike_is_no_mismatch(llama: Path, responses: list[TokenSequence]) -> None:
+def test_what_both_sides_do_alike_is_no_mismatch(
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog
+) -> None:
     columns = scored(llama, responses, temperature=0.7)
-    explanation = explain(settings(llama), logged(responses, mu=columns, pi=columns))
+    explanation = explained_log(logged(responses, mu=columns, pi=columns))
     assert explanation.verdict.code == "temperature"
     assert explanation.verdict.sentence.startswith("Both sides depart alike")

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import FloatArray, TokenSequence
-from tests.explain.conftest import Explained
-from tests.explain.logs import logged, sampled, scored, settings
+from tests.explain.conftest import Explained, ExplainedLog
+from tests.explain.logs import logged, sampled, scored
 
 pytestmark = pytest.mark.slow
 
@@ -65,16 +64,20 @@ def with_gaps(columns: list[FloatArray]) -> list[FloatArray]:
     return [np.full_like(column, np.nan) if number % 8 == 7 else column for number, column in enumerate(columns)]
 
 
-def test_a_bug_comes_before_log_probs_that_are_missing(llama: Path, responses: list[TokenSequence]) -> None:
+def test_a_bug_comes_before_log_probs_that_are_missing(
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog
+) -> None:
     log = logged(responses, mu=scored(llama, responses, temperature=0.7), pi=with_gaps(scored(llama, responses)))
-    explanation = explain(settings(llama), log)
+    explanation = explained_log(log)
     assert (explanation.verdict.kind, explanation.verdict.code) == ("bug", "temperature")
     assert [cause.code for cause in explanation.verdict.also] == ["missing_logprobs"]
 
 
-def test_missing_log_probs_alone_are_the_answer(llama: Path, responses: list[TokenSequence]) -> None:
+def test_missing_log_probs_alone_are_the_answer(
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog
+) -> None:
     log = logged(responses, mu=scored(llama, responses), pi=with_gaps(scored(llama, responses)))
-    explanation = explain(settings(llama), log)
+    explanation = explained_log(log)
     assert (explanation.verdict.kind, explanation.verdict.code) == ("broken", "missing_logprobs")
 
 

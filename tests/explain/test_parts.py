@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.fault_lab.in_training import other_weights
 from mismatch_probe.config.model import SamplingSettings, TrainingPathSettings
-from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT as DEMO
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain import explain
 from mismatch_probe.explain.judging import LoggedTokens
@@ -81,13 +80,13 @@ def explained(log: list[LoggedResponse], older: Path, newer: Path) -> Explanatio
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0.03, 0.2])
 def test_weights_that_change_within_responses_are_named_with_their_place_and_the_stamp_at_completion(
-    tmp_path: Path, size: float
+    llama: Path, tmp_path: Path, size: float
 ) -> None:
-    older = other_weights(DEMO, tmp_path / "older", size)
-    sequences, cuts = updated_in_flight(older, DEMO)
-    by_older, by_newer = scored(older, sequences), scored(DEMO, sequences)
+    older = other_weights(llama, tmp_path / "older", size)
+    sequences, cuts = updated_in_flight(older, llama)
+    by_older, by_newer = scored(older, sequences), scored(llama, sequences)
     log = logged(sequences, mu=in_parts(by_older, by_newer, cuts), pi=by_newer, weight_version="8")
-    explanation = explained(log, older, DEMO)
+    explanation = explained(log, older, llama)
     mu, pi = explanation.sides
     assert (mu.verdict.code, pi.verdict.code) == ("mixed_weights", "as_declared")
     parts = explanation.parts
@@ -107,12 +106,12 @@ def _holds(interval: Sequence[int], place: int) -> bool:
 
 
 @pytest.mark.slow
-def test_versions_that_are_recorded_for_each_part_are_declared_and_accuse_nobody(tmp_path: Path) -> None:
-    older = other_weights(DEMO, tmp_path / "older", 0.05)
-    sequences, cuts = updated_in_flight(older, DEMO, FEW_PROMPTS)
-    by_older, by_newer = scored(older, sequences), scored(DEMO, sequences)
+def test_versions_that_are_recorded_for_each_part_are_declared_and_accuse_nobody(llama: Path, tmp_path: Path) -> None:
+    older = other_weights(llama, tmp_path / "older", 0.05)
+    sequences, cuts = updated_in_flight(older, llama, FEW_PROMPTS)
+    by_older, by_newer = scored(older, sequences), scored(llama, sequences)
     log = with_versions(logged(sequences, mu=in_parts(by_older, by_newer, cuts), pi=by_newer), cuts)
-    explanation = explained(log, older, DEMO)
+    explanation = explained(log, older, llama)
     assert [side.verdict.code for side in explanation.sides] == ["as_declared"] * 2
     assert explanation.parts is not None
     assert explanation.parts.num_mixed >= 0.8 * sum(cut > 0 for cut in cuts)
@@ -120,14 +119,14 @@ def test_versions_that_are_recorded_for_each_part_are_declared_and_accuse_nobody
 
 
 @pytest.mark.slow
-def test_clean_logs_accuse_nobody_one_version_or_a_change_that_is_only_recorded(tmp_path: Path) -> None:
-    older = other_weights(DEMO, tmp_path / "older", 0.05)
-    equal = other_weights(DEMO, tmp_path / "equal", 0.0)
-    sequences, cuts = updated_in_flight(DEMO, DEMO, FEW_PROMPTS)
-    by_newer = scored(DEMO, sequences)
+def test_clean_logs_accuse_nobody_one_version_or_a_change_that_is_only_recorded(llama: Path, tmp_path: Path) -> None:
+    older = other_weights(llama, tmp_path / "older", 0.05)
+    equal = other_weights(llama, tmp_path / "equal", 0.0)
+    sequences, cuts = updated_in_flight(llama, llama, FEW_PROMPTS)
+    by_newer = scored(llama, sequences)
     log = logged(sequences, mu=by_newer, pi=by_newer, weight_version="8")
     for given, clean_log in ((older, log), (equal, with_versions(log, cuts))):
-        explanation = explained(clean_log, given, DEMO)
+        explanation = explained(clean_log, given, llama)
         assert [side.verdict.code for side in explanation.sides] == ["as_declared"] * 2
         assert explanation.parts is not None
         assert (explanation.parts.num_mixed, explanation.parts.num_misfits) == (0, 0)
@@ -157,17 +156,19 @@ def with_kept_cache(older: Path, newer: Path, sequences: list[TokenSequence], cu
 
 
 @pytest.mark.slow
-def test_keys_and_values_that_are_kept_across_the_change_are_named(tmp_path: Path, rows_tried: set[int]) -> None:
-    older = other_weights(DEMO, tmp_path / "older", 0.06)
-    sequences, cuts = updated_in_flight(older, DEMO, FEW_PROMPTS)
+def test_keys_and_values_that_are_kept_across_the_change_are_named(
+    llama: Path, tmp_path: Path, rows_tried: set[int]
+) -> None:
+    older = other_weights(llama, tmp_path / "older", 0.06)
+    sequences, cuts = updated_in_flight(older, llama, FEW_PROMPTS)
     sequences, cuts = zip(*((each, cut) for each, cut in zip(sequences, cuts, strict=True) if cut), strict=True)
     log = logged(
         list(sequences),
-        mu=with_kept_cache(older, DEMO, list(sequences), cuts),
-        pi=scored(DEMO, list(sequences)),
+        mu=with_kept_cache(older, llama, list(sequences), cuts),
+        pi=scored(llama, list(sequences)),
         weight_version="8",
     )
-    explanation = explained(log, older, DEMO)
+    explanation = explained(log, older, llama)
     mu, _ = explanation.sides
     assert mu.verdict.code == "mixed_weights"
     assert "keys and values of the older ones kept" in mu.verdict.sentence

@@ -13,6 +13,7 @@ from mismatch_probe.explain import explain
 from mismatch_probe.explain.judging import LoggedTokens
 from mismatch_probe.explain.predictions import Predictions
 from mismatch_probe.explain.recorded import agreement_of_experts
+from mismatch_probe.explain.run import explain_with
 from mismatch_probe.records.findings import ExpertAgreement
 from mismatch_probe.records.sequences import IntArray, KeptSets, LoggedResponse
 from mismatch_probe.report.answers.explain import experts_sentence, explain_answer
@@ -129,13 +130,20 @@ def test_a_side_that_is_not_cut_to_the_recorded_sets_is_named(llama: Path, top_k
     ]
     random = np.random.default_rng(0)  # an engine rounds otherwise than the training path
     mu, own = ([np.minimum(row + random.normal(0, 3e-6, row.size), 0) for row in within] for _ in range(2))
-    for pi, kinds in ((own_by_all, ["clean", "bug"]), (own, ["clean", "clean"])):
-        log = [
-            replace(response, kept=kept)
-            for response, kept in zip(logged(sequences, mu=mu, pi=pi), kept_sets, strict=True)
-        ]
-        explanation = explain(settings(llama, mu={"dtype": "fp32"}, pi={"dtype": "fp32"}), log)
-        assert [side.verdict.kind for side in explanation.sides] == kinds
-        if "bug" in kinds:
-            assert "trainer" in explanation.verdict.sentence
-            assert "nothing cut" in explanation.verdict.sentence
+    in_fp32 = settings(llama, mu={"dtype": "fp32"}, pi={"dtype": "fp32"})
+    tokens_by_all, tokens_in_sets = (
+        LoggedTokens.of(
+            [
+                replace(response, kept=kept)
+                for response, kept in zip(logged(sequences, mu=mu, pi=pi), kept_sets, strict=True)
+            ]
+        )
+        for pi in (own_by_all, own)
+    )
+    with Predictions.open(in_fp32, tokens_in_sets) as predictions:
+        explanation = explain_with(predictions, in_fp32, tokens_by_all)
+        assert [side.verdict.kind for side in explanation.sides] == ["clean", "bug"]
+        assert "trainer" in explanation.verdict.sentence
+        assert "nothing cut" in explanation.verdict.sentence
+        clean_explanation = explain_with(predictions, in_fp32, tokens_in_sets)
+        assert [side.verdict.kind for side in clean_explanation.sides] == ["clean", "clean"]

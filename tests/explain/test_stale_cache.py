@@ -7,20 +7,29 @@ import pytest
 from benchmarks.fault_lab.in_training import other_weights
 from benchmarks.log_faults.stale_cache import behind_cache
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import TokenSequence
-from tests.explain.logs import logged, scored, settings
+from tests.explain.conftest import ExplainedLog
+from tests.explain.logs import logged, scored
+
+
+@pytest.fixture(scope="module")
+def older(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return other_weights(llama, tmp_path_factory.mktemp("older") / "weights", 0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 16])
 def test_a_cache_of_older_weights_is_told_from_older_weights(
-    llama: Path, responses: list[TokenSequence], tmp_path: Path, block: int, rows_tried: set[int]
+    llama: Path,
+    older: Path,
+    responses: list[TokenSequence],
+    explained_log: ExplainedLog,
+    block: int,
+    rows_tried: set[int],
 ) -> None:
     """A cache that was kept within responses is tried on a few of them, which speak against it."""
-    older = other_weights(llama, tmp_path / "older", 0.05)
     log = logged(responses, mu=behind_cache(older, llama, responses, block, Dtype.BF16), pi=scored(llama, responses))
-    explanation = explain(settings(llama, weights=({"version": "step 7", "checkpoint": str(older)},)), log)
+    explanation = explained_log(log, weights=({"version": "step 7", "checkpoint": str(older)},))
     mu, pi = explanation.sides
     assert pi.verdict.code == "as_declared"
     assert mu.verdict.code == "stale_weights"

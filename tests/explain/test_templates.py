@@ -12,6 +12,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.explain import explain
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.tasks import load_tokenizer
+from tests.explain.conftest import ExplainedLog
 from tests.explain.logs import logged, scored, settings
 
 TEMPLATE = (
@@ -30,7 +31,7 @@ def with_template(checkpoint: Path, folder: Path, template: str) -> Path:
 
 @pytest.mark.slow
 def test_a_system_prompt_on_one_side_is_found_in_the_template(
-    llama: Path, responses: list[TokenSequence], tmp_path: Path
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog, tmp_path: Path
 ) -> None:
     model = with_template(llama, tmp_path / "templated", TEMPLATE)
     text = "<s>system: You are a helpful assistant.</s>"
@@ -39,23 +40,25 @@ def test_a_system_prompt_on_one_side_is_found_in_the_template(
         replace(one, prompt_token_ids=[*one.prompt_token_ids[:1], *header, *one.prompt_token_ids[1:]])
         for one in responses
     ]
-    (side,) = explain(settings(model), logged(responses, mu=scored(model, longer))).sides
+    (side,) = explained_log(logged(responses, mu=scored(model, longer)), model=model).sides
     assert side.verdict.code == "prompt_prefix"
     assert f"an extra header of {len(header)} tokens" in side.verdict.sentence
 
 
 @pytest.mark.slow
 def test_a_template_that_refuses_a_system_prompt_is_said_so(
-    llama: Path, responses: list[TokenSequence], tmp_path: Path
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog, tmp_path: Path
 ) -> None:
     model = with_template(llama, tmp_path / "refusing", REFUSING)
-    (side,) = explain(settings(model), logged(responses, mu=scored(model, responses))).sides
+    (side,) = explained_log(logged(responses, mu=scored(model, responses)), model=model).sides
     assert side.verdict.code == "as_declared"
     assert "no system prompts" in side.left_out["a header of the chat template"]
 
 
 @pytest.mark.slow
-def test_a_header_that_is_given_as_a_text_is_encoded_and_tried(llama: Path, responses: list[TokenSequence]) -> None:
+def test_a_header_that_is_given_as_a_text_is_encoded_and_tried(
+    llama: Path, responses: list[TokenSequence], explained_log: ExplainedLog
+) -> None:
     text = "You are terse. "
     header = load_tokenizer(llama)(text, add_special_tokens=False)["input_ids"]
     longer = [
@@ -63,7 +66,7 @@ def test_a_header_that_is_given_as_a_text_is_encoded_and_tried(llama: Path, resp
         for one in responses
     ]
     log = logged(responses, mu=scored(llama, longer))
-    (side,) = explain(settings(llama, header_texts=(text,)), log).sides
+    (side,) = explained_log(log, header_texts=(text,)).sides
     assert side.verdict.code == "prompt_prefix"
     assert f"an extra header of {len(header)} tokens" in side.verdict.sentence
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -127,22 +128,22 @@ def test_a_file_that_grows_by_odd_pieces_gives_each_step_once_with_its_whole_num
 def test_a_collapse_in_a_file_that_grows_is_caught_while_it_grows(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.touch()
-    process = started(path, "--idle", 300)
-    try:
+
+    def write_by_halves() -> None:
         for piece in changed(name, COLLAPSED[name]).splitlines(keepends=True):
             with path.open("ab") as file:
                 file.write(piece[: len(piece) // 2])
                 file.flush()
                 time.sleep(0.002)
                 file.write(piece[len(piece) // 2 :])
-        out, messages = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    record = WatchRecord.model_validate_json(out)
-    assert process.returncode == ExitCode.GATE_FAILED, messages
+
+    writer = Thread(target=write_by_halves)
+    writer.start()
+    ended, record = watched(path, "--every", 0.1, "--idle", 300, code=ExitCode.GATE_FAILED)
+    writer.join()
     assert record.stopped_at is not None
     assert {event["guard"] for step in record.steps for event in step.events} >= {"mismatch-limit"}
-    assert f"A guard asks to stop at step {record.stopped_at}." in messages
+    assert f"A guard asks to stop at step {record.stopped_at}." in ended.stderr
 
 
 @pytest.fixture(scope="module")
