@@ -116,6 +116,22 @@ def test_the_key_hides_a_pair_in_every_drawing_and_shows_it_again(report: Tab) -
     report.wait(f"{visible} === {before}")
 
 
+def test_a_hidden_pair_takes_its_label_and_its_part_of_the_scale_with_it(report: Tab) -> None:
+    drawing, key = plot("overview-kl"), "[...document.querySelectorAll('#figure-overview .key button')].at(-1)"
+    labels = (
+        f"[...{drawing}.querySelectorAll('.annotation-text')].filter((each) => each.textContent.startsWith('FP32'))"
+    )
+    spans = f"{drawing}.layout.xaxis.range[1] - {drawing}.layout.xaxis.range[0]"
+    before = report.run(spans)
+    assert report.run(f"{labels}.length") == 1
+    report.run(f"{key}.click()")
+    report.wait(f"{labels}.length === 0")
+    assert report.run(spans) < 0.7 * before
+    report.run(f"{key}.click()")
+    report.wait(f"{labels}.length === 1")
+    assert report.run(spans) == before
+
+
 def test_a_logarithmic_drawing_can_be_made_linear_and_back(report: Tab) -> None:
     kind = f"{plot('length-position')}.layout.yaxis.type"
     for wanted in ("linear", "log"):
@@ -332,23 +348,6 @@ def test_every_drawing_is_there_without_scrolling(unscrolled: Tab) -> None:
     assert unscrolled.run(f"{IN_SIGHT}.length") > 5
     assert unscrolled.run("scrollY") == 0
     assert unscrolled.run("document.querySelectorAll('.plot:not(:has(.main-svg))').length") > 0
-
-
-def test_a_hidden_pair_takes_its_label_and_its_part_of_the_scale_with_it(unscrolled: Tab) -> None:
-    """Few drawings are there yet, and each is drawn again."""
-    drawing, key = plot("overview-kl"), "[...document.querySelectorAll('#figure-overview .key button')].at(-1)"
-    labels = (
-        f"[...{drawing}.querySelectorAll('.annotation-text')].filter((each) => each.textContent.startsWith('FP32'))"
-    )
-    spans = f"{drawing}.layout.xaxis.range[1] - {drawing}.layout.xaxis.range[0]"
-    before = unscrolled.run(spans)
-    assert unscrolled.run(f"{labels}.length") == 1
-    unscrolled.run(f"{key}.click()")
-    unscrolled.wait(f"{labels}.length === 0")
-    assert unscrolled.run(spans) < 0.7 * before
-    unscrolled.run(f"{key}.click()")
-    unscrolled.wait(f"{labels}.length === 1")
-    assert unscrolled.run(spans) == before
 
 
 def test_the_page_prints_on_few_sheets_with_its_drawings(unscrolled: Tab) -> None:
