@@ -20,10 +20,10 @@ fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input install --quiet)
 
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
-    echo "GPU found: installing the CUDA build of vLLM" >&2
+    echo "GPU found: installing the CUDA build of vLLM; that takes some minutes" >&2
     "${pip[@]}" -e '.[vllm-cuda,datasets,dev]'
 else
-    echo "no GPU found: installing the pinned CPU build of vLLM" >&2
+    echo "no GPU found: installing the pinned CPU build of vLLM, 3.8 GB on disk; that takes some minutes" >&2
     torch=$(grep '^torch==' requirements/cpu.lock)
     "${pip[@]}" --no-deps "$torch" 2>/dev/null || "${pip[@]}" --no-deps --index-url "$torch_cpu_index" "$torch"
     "${pip[@]}" --no-deps -r requirements/cpu.lock
