@@ -224,7 +224,7 @@ def equal_words(agreement: Agreement) -> str:
 
 def _percent(share: float) -> str:
     """Shares near 1 with the digits that tell them from it."""
-    if share in (0.0, 1.0):
+    if round(share, 6) in (0.0, 1.0):
         return write_percent(share)
     digits = max(1, min(4, 1 - math.floor(math.log10(min(share, 1 - share) * 100))))
     return f"{100 * share:.{digits}f} %"

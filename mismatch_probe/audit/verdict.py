@@ -47,6 +47,8 @@ class AuditAnswer:
     verdict: AuditVerdict
 
 
+_TELLING_NATS: Final = 0.5
+"""Evidence below which a candidate is as likely as the declared setting, to the digits that are written."""
 _LEAST_ABOVE_CHANCE: Final = 0.2
 """Of the way from the share of equal tokens of independent draws to 1: below, the noise is not the server's."""
 _SHOWN_LAWS: Final[tuple[Callable[[Distribution], Distribution], ...]] = (
@@ -306,9 +308,10 @@ def _evidence(
     dtype = findings.settings.dtype.upper()
     if agreement is not None:
         lines.append(equal_words(agreement))
+        verb = "differs" if agreement.num_differing == 1 else "differ"
         noise = noise_words(agreement.noise_times, agreement.noise_low, agreement.noise_high)
         lines.append(
-            f"{agreement.num_differing} tokens differ where rounding to {dtype} alone makes "
+            f"{write_many(agreement.num_differing, 'token')} {verb} where rounding to {dtype} alone makes "
             f"{write_number(agreement.expected_differing)} expected: the scores seem to be moved {noise} as far as "
             f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
         )
@@ -332,7 +335,7 @@ def _evidence(
             lines.append(
                 f"{write_many(fit.num_outside, 'token')} are ones that the declared top-p and top-k do not keep"
             )
-    fitting = [each for each in candidates[1:] if each.fits and each.log_evidence is not None]
+    fitting = [each for each in candidates[1:] if each.fits and (each.log_evidence or 0.0) >= _TELLING_NATS]
     best = max(fitting, key=lambda each: each.log_evidence or 0.0, default=None)
     if best is not None:
         lines.append(f"{best.what}: e^{best.log_evidence:.0f} times as likely as the declared setting")

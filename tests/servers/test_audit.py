@@ -15,10 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from mismatch_probe.audit.judging import equal_words
 from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.examinations import Audit
+from mismatch_probe.records.examinations import Agreement, Audit
 from mismatch_probe.records.findings import Findings
+from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
 from tests.ports import free_port
 from tests.servers.proxy import Json, Proxy, Reply
@@ -258,6 +260,18 @@ def test_rounded_weights_have_as_many_values_as_the_format(quantisation: Quantis
     assert float((of_group - group).abs().max()) <= float(group.abs().max()) / (8 if quantisation.is_float else 13)
     assert torch.equal(round_weight(rounded, quantisation), rounded)
     assert not torch.equal(rounded, weight)
+
+
+def test_a_share_so_near_to_1_that_its_digits_do_not_tell_is_written_as_1() -> None:
+    def estimate(value: float, low: float, high: float) -> Estimate:
+        return Estimate(value, low, high, 0.95, 24, 1536, "token", 24)
+
+    agreement = Agreement.model_construct(
+        equal=estimate(0.99935, 0.98719, 0.99999999996), floor=estimate(0.99996, 0.9999, 1.0)
+    )
+    words = equal_words(agreement)
+    assert words.startswith("99.935 % [98.7 %, 100 %] of 1,536 tokens")
+    assert words.endswith("names 99.9960 %")
 
 
 def test_the_noise_is_gumbel_and_follows_from_the_seed() -> None:
