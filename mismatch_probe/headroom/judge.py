@@ -1,5 +1,7 @@
 """From findings to a verdict and its sentences; every claim is of a run that was made."""
 
+from typing import Final
+
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.train import LossScaleSettings
 from mismatch_probe.dtypes import FP16_LARGEST
@@ -161,6 +163,10 @@ def _logprob_sentence(plain: PrecisionTrial, bf16: PrecisionTrial) -> str:
     return f"{sentence}; FP16 is the further one on {_percent(plain.further_share)} of the tokens that are off"
 
 
+_NO_GRADIENT: Final = 1.0
+"""A relative error beyond which rounding is all that is left of a gradient."""
+
+
 def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16: PrecisionTrial) -> list[str]:
     """What underflows, what overflows, and what AdamW's moments would lose."""
     underflow, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
@@ -177,6 +183,11 @@ def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16
         sentences.append(
             f"FP16 backward passes: {plain.fitting_scales} fits; smallest relative error "
             f"{write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
+        )
+    if min(plain.gradient_error or 0.0, bf16.gradient_error or 0.0) > _NO_GRADIENT:
+        sentences.append(
+            "in FP16 and in BF16 the error is larger than the gradient itself, so which loss scales fit is luck: these "
+            "responses leave next to no gradient; give more prompts, or a longer --max-new-tokens"
         )
     sentences.append(
         f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "

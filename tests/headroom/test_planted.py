@@ -1,6 +1,8 @@
 """A lack of headroom is planted and found before any training; a model that fits is not accused."""
 
 import re
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,12 +14,29 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.examinations import HeadroomPrompts, HeadroomSampling
 from mismatch_probe.errors import BrokenRecord, ExitCode
 from mismatch_probe.headroom import passes
+from mismatch_probe.records.examinations import Headroom
 from tests.headroom.planted import examined, planted
 from tests.tiny_models import FAMILIES, make_checkpoint
 
 pytestmark = pytest.mark.slow
 
+Examination = Callable[[float], Headroom]
 FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+
+
+@pytest.fixture(scope="module")
+def examination(tmp_path_factory: pytest.TempPathFactory) -> Examination:
+    """The examination of a tiny model whose head and last norm are this many times as large, made once."""
+
+    @cache
+    def headroom(times: float) -> Headroom:
+        return examined(with_other_head(tmp_path_factory.mktemp("head"), times))
+
+    return headroom
+
+
+def with_other_head(folder: Path, times: float) -> Path:
+    return planted(folder / "m", changes={"lm_head": times, "model.norm": times})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -155,8 +174,8 @@ def test_what_would_need_most_of_the_model_in_fp32_does_not_fit(tmp_path: Path) 
     assert "BF16" in headroom.verdict.advice[0]
 
 
-def test_underflow_falls_as_the_loss_scale_grows(tmp_path: Path) -> None:
-    headroom = examined(planted(tmp_path / "m", changes={"lm_head": 2.0**-8, "model.norm": 2.0**-8}))
+def test_underflow_falls_as_the_loss_scale_grows(examination: Examination) -> None:
+    headroom = examination(2.0**-8)
     assert headroom.gradients is not None
     shares = [scaled.activations_flushed for scaled in headroom.gradients.underflow]
     assert shares[0] > shares[8] > shares[16]
@@ -169,8 +188,8 @@ def test_underflow_falls_as_the_loss_scale_grows(tmp_path: Path) -> None:
     assert headroom.plain.from_exponent > 0
 
 
-def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(tmp_path: Path) -> None:
-    headroom = examined(make_checkpoint(tmp_path / "m"))
+def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(examination: Examination) -> None:
+    headroom = examination(1.0)
     assert headroom.gradients is not None
     assert headroom.plain is not None
     overflows = {scaled.exponent: scaled.overflows for scaled in headroom.gradients.underflow}
@@ -181,14 +200,13 @@ def test_gradients_of_true_fp16_overflow_where_fp32_says_they_must(tmp_path: Pat
 
 @pytest.mark.parametrize("shrunk", [1.0, 2.0**-8])
 def test_half_of_the_backward_passes_find_the_scales_that_all_of_them_find(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrunk: float
+    examination: Examination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrunk: float
 ) -> None:
-    folder = planted(tmp_path / "m", changes={"lm_head": shrunk, "model.norm": shrunk})
-    few = examined(folder).plain
+    few = examination(shrunk).plain
     monkeypatch.setattr(
         passes, "try_scales", lambda *models, tell: passes.try_backward(*models, passes.EXPONENTS, tell)
     )
-    every = examined(folder).plain
+    every = examined(with_other_head(tmp_path, shrunk)).plain
     assert few is not None
     assert every is not None
     assert (few.from_exponent, few.to_exponent) == (every.from_exponent, every.to_exponent)
@@ -203,15 +221,15 @@ def test_a_model_that_is_not_finite_in_fp32_is_said_to_be_broken(tmp_path: Path)
         examined(folder)
 
 
-def test_stand_in_rewards_are_said_to_be(tmp_path: Path) -> None:
-    headroom = examined(make_checkpoint(tmp_path / "m"))
+def test_stand_in_rewards_are_said_to_be(examination: Examination) -> None:
+    headroom = examination(1.0)
     assert headroom.gradients is not None
     assert headroom.gradients.stand_in_rewards
     assert headroom.gradients.norm > 0
 
 
 def test_the_demo_checkpoint_fits_with_its_own_rewards() -> None:
-    headroom = examined("demo", prompts=HeadroomPrompts(num_prompts=2), sampling=HeadroomSampling())
+    headroom = examined("demo", prompts=HeadroomPrompts(num_prompts=2), sampling=HeadroomSampling(max_new_tokens=64))
     assert headroom.verdict.code in FITS
     assert headroom.gradients is not None
     assert not headroom.gradients.stand_in_rewards

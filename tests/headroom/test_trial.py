@@ -3,8 +3,10 @@
 import pytest
 
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.headroom.judge import _gradient_sentences
 from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
 from mismatch_probe.records.examinations import PrecisionTrial, ScaleTrial
+from tests.report.documents import headroom
 
 
 def trial(error: float | None, further_share: float | None = None) -> PrecisionTrial:
@@ -68,3 +70,21 @@ def test_scales_between_the_outermost_that_fit_and_the_next_are_tried_too(
 ) -> None:
     assert scales_that_fit(scales(errors), None) == fitting
     assert exponents_at_the_ends(scales(errors)) == left
+
+
+@pytest.mark.parametrize(("times", "is_said"), [(1.0, False), (1e7, True)])
+def test_a_gradient_that_is_all_rounding_in_both_formats_is_said_to_be_none(times: float, is_said: bool) -> None:
+    """Certain responses leave none, and then any loss scale seems to fit."""
+    document = headroom()
+    assert document.gradients is not None
+    assert document.plain is not None
+    assert document.bf16 is not None
+    trials = []
+    for each in (document.plain, document.bf16):
+        scales = [
+            scale.model_copy(update={"relative_error": scale.relative_error and times * scale.relative_error})
+            for scale in each.scales
+        ]
+        trials.append(each.model_copy(update={"scales": scales}))
+    sentences = _gradient_sentences(document.gradients, *trials)
+    assert any("next to no gradient" in sentence for sentence in sentences) == is_said
