@@ -30,7 +30,12 @@ OF_OTHERS = {
     "TRL": {"log_completions"},
     "transformers": {"vision_model"},
     "AReaL": {"dump_to_file"},
-    "PyTorch": {"_is_avx512_bf16_supported", "_is_amx_fp16_supported", "_is_vnni_supported"},
+    "PyTorch": {
+        "_is_avx512_bf16_supported",
+        "_is_amx_fp16_supported",
+        "_is_vnni_supported",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    },
     "vLLM": {
         "_C_AVX2",
         "_C_AVX512",
