@@ -15,15 +15,6 @@ from mismatch_probe.gate.claims import regression
 from mismatch_probe.gate.config import Check, GateFile, GateSource, load_gate
 from mismatch_probe.gate.decide import GateDecision, decide, filed_results
 from mismatch_probe.gate.measure import Measurer, sound_pair
-from mismatch_probe.gate.presets import (
-    equality_results,
-    growth_results,
-    judge_layout,
-    notes_on_growth,
-    require_batch_invariance,
-    source_name,
-    verdict_results,
-)
 from mismatch_probe.gate.reading import (
     OpenRun,
     check_above_floor,
@@ -34,6 +25,15 @@ from mismatch_probe.gate.reading import (
     read_floor,
     unchecked_facts,
     what_a_log_lacks,
+)
+from mismatch_probe.gate.run_checks import (
+    equality_results,
+    growth_results,
+    judge_layout,
+    notes_on_growth,
+    require_batch_invariance,
+    source_name,
+    verdict_results,
 )
 from mismatch_probe.inert import command_line
 from mismatch_probe.notation import write_many

@@ -12,7 +12,7 @@ from mismatch_probe.errors import ExitCode, UsageError
 from mismatch_probe.gate.config import parse_gate
 from mismatch_probe.gate.decide import decide
 from mismatch_probe.gate.measure import Evidence, Measurer
-from mismatch_probe.gate.presets import equality_results, require_batch_invariance
+from mismatch_probe.gate.run_checks import equality_results, require_batch_invariance
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.answers.gate import checks_table
