@@ -23,4 +23,5 @@ def test_a_command_that_hangs_ends_and_says_where(statement: str, monkeypatch: p
 
 def test_a_fork_of_a_command_runs_to_its_end() -> None:
     statement = "import os; assert os.waitpid(os.fork() or os._exit(7), 0)[1] == 7 << 8"
-    warm_python.warm_python("timeit", "-n", 1, "-r", 1, statement, preload="training")
+    answer = warm_python.warm_python("timeit", "-n", 1, "-r", 1, statement, code=None, preload="training")
+    assert (answer.returncode, answer.stderr) == (0, "")
