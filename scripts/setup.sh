@@ -23,7 +23,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
     echo "GPU found: installing the CUDA build of vLLM; that takes some minutes" >&2
     "${pip[@]}" -e '.[vllm-cuda,datasets,dev]'
 else
-    echo "no GPU found: installing the pinned CPU build of vLLM, 3.8 GB on disk; that takes some minutes" >&2
+    echo "no GPU found: installing the pinned CPU build of vLLM, 3.5 GB on disk; that takes some minutes" >&2
     torch=$(grep '^torch==' requirements/cpu.lock)
     pinned=("${pip[@]}" --no-deps --no-compile) # Python compiles what is imported, a quarter of 27,000 modules
     "${pinned[@]}" "$torch" 2>/dev/null || "${pinned[@]}" --index-url "$torch_cpu_index" "$torch"

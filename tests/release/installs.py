@@ -63,9 +63,9 @@ def installed(requirements: Iterable[Requirement]) -> dict[str, Distribution]:
 
 @cache
 def size_bytes(name: str) -> int:
-    """Of all files of a package that were installed, compiled ones among them."""
+    """Of all files that a package ships: without bytecode, which pip compiles unless it is asked not to."""
     paths = (Path(str(file.locate())) for file in distribution(name).files or ())
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    return sum(path.stat().st_size for path in paths if path.suffix != ".pyc" and path.is_file())
 
 
 def sizes() -> Iterator[tuple[str, int, int]]:
