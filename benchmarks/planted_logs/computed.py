@@ -1,4 +1,4 @@
-"""Faults that the model itself computes: a state read from its neighbour, a window, a noisy engine, an update in flight.
+"""Faults that the model computes itself: a state read from its neighbour, a window, a noisy engine, other weights.
 
 Written from the issue and the documents alone, before the detectors were read. The faulty side's log-probs are those of
 a forward pass with the fault in it, and a faulty sampler's tokens are drawn from them: nothing is added to log-probs.

@@ -1,6 +1,8 @@
 """Logs with the faults of `computed`, and sound ones that look like them: places, own noise, weights in flight."""
 
+import hashlib
 import json
+import pickle
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +14,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.planted_logs.base import Log, pick
 from benchmarks.planted_logs.checkpoint import judged_parts
-from benchmarks.planted_logs.computed import SOUND, Fault, in_flight, log_of, moved_to
+from benchmarks.planted_logs.computed import SOUND, Fault, in_flight, log_of, moved_to, updated
 from benchmarks.planted_logs.judging import Answer, Named, Planted, accusations, ask
 from benchmarks.planted_logs.logs import Plant, Pools, Random
 from benchmarks.planted_logs.pools import DEMO, loaded, prompts_of_sums
@@ -27,6 +29,18 @@ NOISE = (0.01, 0.04, 0.2)
 TIMES = (4.0, 12.0, 40.0)
 """How far the old weights are from the new ones, in rms of d."""
 SIDES = ("mu", "pi")
+
+
+_folder: list[Path] = []
+
+
+def once(make: Callable[[], Any], *key: object) -> Any:
+    """What `make` gives, kept in the scratch folder: a log is computed once, and judged each time that the code changed."""
+    path = _folder[0] / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.pickle"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(make()))
+    return pickle.loads(path.read_bytes())
 
 
 @cache
@@ -75,7 +89,9 @@ class Setting:
         self.words = f"{kind}, {len(self.prompts)} responses"
 
     def log(self, mu: Fault, pi: Fault, seed: int) -> Log:
-        return log_of(self.model, self.prompts, self.tokens, mu, pi, seed, self.end)
+        key = (self.folder.name, self.prompts, self.tokens, mu, pi, seed, self.end)
+        made: Log = once(lambda: log_of(self.model, self.prompts, self.tokens, mu, pi, seed, self.end), *key)
+        return made
 
 
 def sided(fault: Fault, side: str) -> tuple[Fault, Fault]:
@@ -119,7 +135,9 @@ def places(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
             fault, code = Fault(block=block, phase=phase, mixed=MIXED[level]), "period"
             numbers, words = [[block], [(phase + 1) % block]], f"every {block} from {(phase + 1) % block}"
         else:
-            first = int(random.integers(begins[len(begins) // 2] + 16, longest - 24 if setting.end is None else begins[0] + 60))
+            first = int(
+                random.integers(begins[len(begins) // 2] + 16, longest - 24 if setting.end is None else begins[0] + 60)
+            )
             if kind == "end":
                 first = longest - int(random.integers(4, 9)) - 1
                 setting.prompts = [prompt for prompt in setting.prompts if len(prompt) == begins[-1]]
@@ -192,15 +210,20 @@ def flights(smollm2: Path | None, scratch: Path, *, explains: bool, keeps_cache:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         setting = Setting(random, smollm2, count=16 if smollm2 else 24)
         seed = int(random.integers(2**30))
-        few = log_of(setting.model, setting.prompts[:6], 40, SOUND, SOUND, seed)
-        rounding = float(np.sqrt(np.mean(np.concatenate([r.pi - r.mu for r in few]) ** 2)))
-        new = loaded(setting.folder)
-        size = moved_to(new, setting.model, few, TIMES[level] * rounding, seed)
         tokens = min(setting.tokens, 96)
         groups = random.integers(tokens // 6, 5 * tokens // 6, 6)
         share = (0.5, 0.75, 1.0)[level]
         ats = [int(groups[n % 6]) if random.random() < share else 0 for n in range(len(setting.prompts))]
-        log = in_flight(setting.model, new, setting.prompts, ats, tokens, seed, keeps_cache=keeps_cache)
+
+        def make() -> tuple[Log, float, float]:
+            few = log_of(setting.model, setting.prompts[:6], 40, SOUND, SOUND, seed)
+            rounding = float(np.sqrt(np.mean(np.concatenate([r.pi - r.mu for r in few]) ** 2)))
+            new = loaded(setting.folder)
+            size = moved_to(new, setting.model, few, TIMES[level] * rounding, seed)
+            log = in_flight(setting.model, new, setting.prompts, ats, tokens, seed, keeps_cache=keeps_cache)
+            return log, rounding, size
+
+        log, rounding, size = once(make, setting.folder.name, setting.prompts, ats, tokens, seed, level, keeps_cache)
         words = (
             f"{setting.words}, {TIMES[level]:.0f} rms of {rounding:.2g} (rank 4, {size:.2g}), "
             f"{sum(map(bool, ats))} change{', old cache' if keeps_cache else ''}"
@@ -217,7 +240,8 @@ def flights(smollm2: Path | None, scratch: Path, *, explains: bool, keeps_cache:
 
             return Planted(source, judge, words=words)
         source = plain(folder, [response.with_extra(weight_version="8") for response in log])
-        new_folder = folder / "new"
+        new, new_folder = loaded(setting.folder), folder / "new"
+        updated(new, setting.model, size, seed)
         new.save_pretrained(new_folder)
         for path in setting.folder.glob("*token*"):
             (new_folder / path.name).write_bytes(path.read_bytes())
@@ -246,7 +270,9 @@ def sure_then_unsure(log: Log, at: int) -> Log:
     random, made = np.random.default_rng(at), []
     for response in log:
         chosen = [
-            (sure if place < at and sure else unsure)[int(random.integers(len(sure if place < at and sure else unsure)))]
+            (sure if place < at and sure else unsure)[
+                int(random.integers(len(sure if place < at and sure else unsure)))
+            ]
             for place in response.places
         ]
         ids, mu, pi = zip(*chosen, strict=True)
@@ -258,7 +284,9 @@ def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
     """kind: plain; siblings (some agree bit for bit); zeros (top-k of one at a third of the tokens); tools; steps."""
 
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
-        setting = Setting(random, smollm2, siblings=4 if kind == "siblings" else 1, count=8 if kind == "siblings" else None)
+        setting = Setting(
+            random, smollm2, siblings=4 if kind == "siblings" else 1, count=8 if kind == "siblings" else None
+        )
         log = setting.log(SOUND, SOUND, int(random.integers(2**30)))
         if kind == "steps":
             log = sure_then_unsure(log, len(setting.prompts[0]) + int(random.integers(24, 72)))
@@ -290,14 +318,14 @@ def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
             return Named(not accused and answer.verdict["kind"] != "bug", None, None, "; ".join(accused)[:500])
 
         explained = explains and kind not in ("steps", "tools", "zeros")
-        return Planted(
-            write(folder, log), judge, with_checkpoint(setting) if explained else [], f"{write.__name__}, {setting.words}"
-        )  # fmt: skip
+        words = f"{write.__name__}, {setting.words}"
+        return Planted(write(folder, log), judge, with_checkpoint(setting) if explained else [], words)
 
     return planted
 
 
 def faults(scratch: Path, smollm2: Path) -> dict[tuple[int, str], Plant]:
+    _folder[:] = [scratch / "computed"]
     made: dict[tuple[int, str], Plant] = {}
     for model, folder in (("demo", None), ("SmolLM2", smollm2)):
         for explains in (False, True):
@@ -318,4 +346,3 @@ def clean_logs(smollm2: Path) -> dict[tuple[int, str], Plant]:
         for kind in ("plain", "siblings"):
             made[0, f"computed {kind}, {model}, checkpoint"] = sound(kind, folder, explains=True)
     return made
-

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtri
 
 from mismatch_probe.audit.asking import ServedResponses
-from mismatch_probe.audit.scoring import Drawn, Prediction, num_departures
+from mismatch_probe.audit.scoring import Drawn, InverseTemperatures, Prediction, num_departures
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
 from mismatch_probe.explain.hypotheses import Context
@@ -109,6 +109,28 @@ def fit_temperature(curve: TemperatureCurve, level: float) -> TemperatureFit:
         return TemperatureFit(value, 0.0, math.inf)
     reach = float(ndtri((1 + level) / 2)) * math.sqrt(float((scores**2).sum())) / information
     return TemperatureFit(value, value * math.exp(-reach), value * math.exp(reach))
+
+
+_INVERSE_BOUNDS: Final = (0.25, 10.0)
+
+
+def temperature_of_seeds(bounds: InverseTemperatures) -> TemperatureFit | None:
+    """The temperature at which the noise names most of the served tokens; None where no number is best.
+
+    The interval holds each temperature at which it names at most one token less: one that rounding moves over its bound
+    has a likelihood of more than the 1.9 nats by which a profile's 95 % interval is bounded.
+    """
+    least, most = _INVERSE_BOUNDS
+    lows, highs = np.sort(bounds.low), np.sort(bounds.high)
+    ends = np.unique(np.clip(np.concatenate([lows, highs]), least, most))
+    middles = np.sqrt(ends[1:] * ends[:-1])
+    if not middles.size:
+        return None
+    named = np.searchsorted(lows, middles, "right") - np.searchsorted(highs, middles, "left")
+    best = np.flatnonzero(named == named.max())
+    widest = best[np.argmax(ends[best + 1] / ends[best])]
+    near = np.flatnonzero(named >= named.max() - 1)
+    return TemperatureFit(float(1 / middles[widest]), float(1 / ends[near[-1] + 1]), float(1 / ends[near[0]]))
 
 
 def law_fit(draws: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
@@ -266,6 +288,15 @@ class ServedSample:
 
 
 @dataclass(frozen=True)
+class SeededTemperature:
+    """Another temperature than declared, at which the seeds' noise names more of the served tokens."""
+
+    law: Distribution
+    fit: TemperatureFit
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
 class CheckpointView:
     """What the checkpoint in FP32 says."""
 
@@ -278,6 +309,7 @@ class CheckpointView:
     temperature: TemperatureFit
     fitted: Prediction | None = None
     """By the law that is likeliest, where tokens are predicted and that law refutes what is declared."""
+    by_seeds: "SeededTemperature | None" = None
     fitted_p_value: float | None = None
     """That the tokens were drawn from that law; None where no law refutes what is declared."""
 

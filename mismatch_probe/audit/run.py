@@ -15,16 +15,20 @@ from mismatch_probe.audit.judging import (
     AuditFindings,
     Changed,
     CheckpointView,
+    SeededTemperature,
     ServedSample,
     best_law,
     fit_temperature,
     is_refuted,
     law_p_value,
     other_laws,
+    temperature_of_seeds,
 )
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
+    Prediction,
     draw,
+    inverse_temperatures,
     logged_tokens,
     pair_differences,
     predict,
@@ -179,7 +183,10 @@ def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSetting
         laws = [Distribution(round(fitted.value, 3))]
         is_drawn = claim.differs.mean() > _LEAST_DIFFERING and fitted.low > _LEAST_TEMPERATURE
         return CheckpointView(claim, laws, draw(reference, sample.context, laws) if is_drawn else None, fitted)
+    by_seeds = _temperature_of_seeds(sample, reference, claim)
     laws = [sample.law, *other_laws(sample.law, reference.vocab_size, fitted.value)]
+    if by_seeds is not None and by_seeds.law not in laws:
+        laws.append(by_seeds.law)
     draws = draw(reference, sample.context, laws)
     best, evidence = best_law(laws, draws)
     fitted_prediction, fitted_p_value = None, None
@@ -187,7 +194,20 @@ def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSetting
         fitted_p_value = law_p_value(draw(reference, sample.context, [laws[best]]), settings.sampling.seed)
         if claim is not None:
             fitted_prediction = predict(reference, sample.context, laws[best], sample.seeds)
-    return CheckpointView(claim, laws, draws, fitted, fitted_prediction, fitted_p_value)
+    return CheckpointView(claim, laws, draws, fitted, fitted_prediction, by_seeds, fitted_p_value)
+
+
+def _temperature_of_seeds(
+    sample: ServedSample, reference: LoadedWeights, claim: Prediction | None
+) -> SeededTemperature | None:
+    """None where the noise is not known, or names no more tokens at another temperature than declared."""
+    if sample.seeds is None or sample.law is None or claim is None or not claim.differs.any():
+        return None
+    fit = temperature_of_seeds(inverse_temperatures(reference, sample.context, sample.seeds))
+    if fit is None or fit.low <= (sample.law.temperature or 1.0) <= fit.high:
+        return None
+    law = replace(sample.law, temperature=round(fit.value, 4))
+    return SeededTemperature(law, fit, predict(reference, sample.context, law, sample.seeds))
 
 
 def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: CheckpointView) -> list[Changed]:

@@ -71,6 +71,9 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
         rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
         claim = judge_prediction("as declared", AS_DECLARED, look.claim, rounding, sample.clusters)
+    if claim is None or claim.fits:
+        look = replace(look, by_seeds=None)
+        findings = replace(findings, look=look)
     mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "predicted"
     agreement = None
     if claim is not None and rounding is not None and findings.in_dtype is not None:
@@ -130,7 +133,11 @@ def _sampling(
     best, _ = best_law(look.laws, look.draws)
     shown_laws = [each(claim) for each in _SHOWN_LAWS]
     numbers = dict.fromkeys(
-        [*([best] if best else []), *(look.laws.index(law) for law in shown_laws if law in look.laws[1:])]
+        [
+            *([best] if best else []),
+            *([] if look.by_seeds is None else [look.laws.index(look.by_seeds.law)]),
+            *(look.laws.index(law) for law in shown_laws if law in look.laws[1:]),
+        ]
     )
     candidates = []
     for number in numbers:
@@ -143,9 +150,15 @@ def _sampling(
             fits=number == best and look.fitted_p_value is not None and look.fitted_p_value >= CHANCE,
             tokens_needed=tokens_needed_for_law(float(look.draws.kl[number]), num_laws),
         )
-        if number == best and look.fitted is not None and rounding is not None:
-            by = judge_prediction("sampling", candidate.what, look.fitted, rounding, findings.sample.clusters)
+        prediction = look.fitted if number == best else None
+        if look.by_seeds is not None and law == look.by_seeds.law:
+            prediction = look.by_seeds.prediction
+        if prediction is not None and rounding is not None:
+            by = judge_prediction("sampling", candidate.what, prediction, rounding, findings.sample.clusters)
             numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
+            if named_by is not None:
+                gained = by.noise.log_likelihood - named_by.noise.log_likelihood
+                numbers_of["fits"] = by.fits and is_refuted(gained, num_laws)
             candidate = candidate.model_copy(update=numbers_of)
         candidates.append(candidate)
     return candidates
@@ -287,6 +300,12 @@ def _cause_of(
         what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
         return AuditCandidate(kind="prompt", what=what)
     fitting = [candidate for candidate in candidates[1:] if candidate.fits]
+    by_seeds = findings.look.by_seeds
+    if claim is not None and not claim.fits and by_seeds is not None and findings.sample.law is not None:
+        what = law_words(by_seeds.law, findings.sample.law)
+        named_by_seeds = [each for each in fitting if each.kind == "sampling" and each.what == what]
+        if named_by_seeds:
+            return named_by_seeds[0]
     if findings.sample.law is not None:
         by_evidence = [each for each in fitting if (each.log_evidence or 0.0) > 0]
         if claim is not None:
@@ -331,6 +350,13 @@ def _evidence(
             f"the tokens are likeliest at temperature {fit.temperature:.3f} [{fit.temperature_low:.3f}, "
             f"{fit.temperature_high:.3f}]; that they were drawn as declared has p = {write_number(fit.p_value)}"
         )
+        by_seeds = findings.look.by_seeds
+        if by_seeds is not None and agreement is not None:
+            num_named = int((~by_seeds.prediction.differs).sum())
+            lines.append(
+                f"the seeds' noise names most tokens, {write_many(num_named, 'token')}, at temperature "
+                f" {by_seeds.fit.value:.3f} [{by_seeds.fit.low:.3f}, {by_seeds.fit.high:.3f}]"
+            )
         if fit.num_outside:
             lines.append(
                 f"{write_many(fit.num_outside, 'token')} are ones that the declared top-p and top-k do not keep"

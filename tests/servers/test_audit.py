@@ -15,8 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from mismatch_probe.audit.judging import equal_words
-from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
+from mismatch_probe.audit.judging import equal_words, temperature_of_seeds
+from mismatch_probe.audit.scoring import (
+    QUANTISATIONS,
+    InverseTemperatures,
+    Quantisation,
+    gumbel_noise,
+    round_weight,
+)
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.examinations import Agreement, Audit
 from mismatch_probe.records.findings import Findings
@@ -126,6 +132,40 @@ def test_a_provider_that_samples_otherwise_is_named(
     assert document.verdict.cause is not None
     assert name in document.verdict.cause
     assert "likelihood over that as declared" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@slow
+@pytest.mark.parametrize("temperature", [0.8, 1.1])
+def test_seeds_name_a_temperature_that_likelihoods_do_not(vllm: RealServer, tmp_path: Path, temperature: float) -> None:
+    with asking_with(vllm, temperature=temperature) as proxy:
+        words = ("--temperature", "1", "--noise", "vllm-cpu")
+        document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED)
+    assert document.verdict.cause is not None
+    assert document.verdict.cause.startswith("temperature ")
+    assert abs(float(document.verdict.cause.split()[1]) - temperature) < 0.03
+    assert any("the seeds' noise names most tokens" in line for line in document.verdict.evidence)
+
+
+def seeded_bounds(temperature: float, seed: int, num_flipped: int = 0) -> InverseTemperatures:
+    """Of tokens that noise draws from random logits at that temperature, some of which are drawn anew."""
+    random = np.random.default_rng(seed)
+    logits, noise = random.normal(0, 3, (600, 50)), random.gumbel(size=(600, 50))
+    tokens = (logits / temperature + noise).argmax(axis=1)
+    tokens[:num_flipped] = random.integers(0, 50, num_flipped)
+    own = np.arange(600), tokens
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bounds = (noise - noise[own][:, None]) / (logits[own][:, None] - logits)
+    ahead = logits[own][:, None] - logits
+    low = np.maximum(np.where(ahead > 0, bounds, 0).max(axis=1), 0)
+    return InverseTemperatures(low, np.where(ahead < 0, bounds, np.inf).min(axis=1))
+
+
+@pytest.mark.parametrize("num_flipped", [0, 12])
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0, 1.3])
+def test_the_temperature_at_which_the_noise_names_the_tokens_is_theirs(temperature: float, num_flipped: int) -> None:
+    fits = [temperature_of_seeds(seeded_bounds(temperature, seed, num_flipped)) for seed in range(8)]
+    assert all(fit is not None and abs(fit.value / temperature - 1) < 0.02 for fit in fits)
+    assert sum(fit is not None and fit.low <= temperature <= fit.high for fit in fits) >= 7
 
 
 @slow
