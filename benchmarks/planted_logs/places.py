@@ -35,7 +35,7 @@ _folder: list[Path] = []
 
 
 def once(make: Callable[[], Any], *key: object) -> Any:
-    """What `make` gives, kept in the scratch folder: a log is computed once, and judged each time that the code changed."""
+    """What `make` gives, kept in the scratch folder: a log is computed once, and judged whenever code changed."""
     path = _folder[0] / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.pickle"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -355,7 +355,7 @@ def _evidence(
             num_named = int((~by_seeds.prediction.differs).sum())
             lines.append(
                 f"the seeds' noise names most tokens, {write_many(num_named, 'token')}, at temperature "
-                f" {by_seeds.fit.value:.3f} [{by_seeds.fit.low:.3f}, {by_seeds.fit.high:.3f}]"
+                f"{by_seeds.fit.value:.3f} [{by_seeds.fit.low:.3f}, {by_seeds.fit.high:.3f}]"
             )
         if fit.num_outside:
             lines.append(

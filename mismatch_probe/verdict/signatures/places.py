@@ -17,12 +17,11 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
-from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement
+from mismatch_probe.verdict.signatures.profile import LEAST_TOKENS, SIGNATURES, Disagreement, Sizes, sizes_of
 
 BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
 
-LEAST_TOKENS_OF_PERIOD = 256
 LEAST_PROMPTS = 3
 """Text that repeats, as the rows of a table do, has a period too, in the responses to one prompt."""
 LEAST_AT_PHASE = 8
@@ -55,13 +54,14 @@ class Period:
 
 def period_of(disagreement: Disagreement) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
-    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
-        return None
-    sizes = np.log(disagreement.logit_errors[uncertain])
-    rows = sequences.spread(np.arange(sequences.num_sequences))[uncertain]
-    sizes = sizes - (np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))[rows]
-    places = disagreement.places[uncertain].astype(np.int64) - 1
+    return next(filter(None, (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+
+
+def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | None:
+    sequences, seen = disagreement.pair.sequences, sizes_of_tokens.mask
+    rows = sequences.spread(np.arange(sequences.num_sequences))[seen]
+    sizes = sizes_of_tokens.logs - _means(sizes_of_tokens.logs, rows)[rows]
+    places = disagreement.places[seen].astype(np.int64) - 1
     best = max(
         ((*_outstanding_phase(sizes, places, block), block) for block in BLOCKS if 2 * block <= places.max() + 1),
         default=(0.0, 0, 0),
@@ -70,7 +70,8 @@ def period_of(disagreement: Disagreement) -> Period | None:
     if score < STANDARD_ERRORS:
         return None
     is_at = places % block == phase
-    times = float(np.exp(sizes[is_at].mean() - sizes[~is_at].mean()))
+    geometric = sizes_of_tokens.geometric
+    times = float(np.exp(geometric[is_at].mean() - geometric[~is_at].mean()))
     numbers = places[is_at] // block
     per_block = np.bincount(numbers, sizes[is_at])
     rest = is_at & (places // block != per_block.argmax())
@@ -80,8 +81,8 @@ def period_of(disagreement: Disagreement) -> Period | None:
     of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
     if of_rest < STANDARD_ERRORS_OF_REST:
         return None
-    at_phase = np.zeros_like(uncertain)
-    at_phase[np.flatnonzero(uncertain)[is_at]] = True
+    at_phase = np.zeros_like(seen)
+    at_phase[np.flatnonzero(seen)[is_at]] = True
     return Period(block, phase, times, at_phase)
 
 
@@ -204,12 +205,17 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     """The place from which on the deviation is three times as large, at once, in responses to three prompts that have
     tokens on both sides of it; None where there is none.
     """
-    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    return next(filter(None, (_onset_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+
+
+def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | None:
+    sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
-    is_seen = uncertain & (rows < MOST_RESPONSES)
-    if is_seen.sum() < LEAST_TOKENS_OF_PERIOD:
+    is_seen = mask & (rows < MOST_RESPONSES)
+    if is_seen.sum() < LEAST_TOKENS:
         return None
-    rows, sizes = rows[is_seen], np.log(disagreement.logit_errors[is_seen])
+    rows, is_first = rows[is_seen], is_seen[mask]
+    sizes, geometric = sizes_of_tokens.logs[is_first], sizes_of_tokens.geometric[is_first]
     places = disagreement.places[is_seen].astype(np.int64) - 1
     place, score = _best_place(sizes, places, rows)
     if score < STANDARD_ERRORS or score * OF_ANOTHER_KIND < max(
@@ -225,19 +231,21 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     if has_both.sum() < LEAST_PROMPTS or (prompt_rises > 0).mean() < OF_PROMPTS or is_behind.sum() < LEAST_BEHIND:
         return None
     rise = float((rises * weights).sum() / weights.sum())
+    raw_rises, raw_weights = _rises(geometric, is_behind, rows)
+    times = float(np.exp((raw_rises * raw_weights).sum() / raw_weights.sum()))
     pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(sizes - _means(sizes, rows)[rows]))
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
-    if np.exp(rise) < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
+    if times < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
-    after = np.zeros_like(uncertain)
+    after = np.zeros_like(is_seen)
     after[np.flatnonzero(is_seen)[is_behind]] = True
     return Onset(
         place=place,
         first_possible=int(places[places < place].max()) + 1,
         longest=int(disagreement.places.max()),
-        times=float(np.exp(rise)),
+        times=times,
         after=after,
     )
 
@@ -247,7 +255,7 @@ def large_from_place(disagreement: Disagreement) -> Mask | None:
     not rise, or too few tokens show it. What else may stand there is not asked, as `onset_of` does.
     """
     sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
-    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
+    if uncertain.sum() < LEAST_TOKENS:
         return None
     places, rows = disagreement.places.astype(np.int64) - 1, sequences.spread(np.arange(sequences.num_sequences))
     place, score = _best_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
@@ -318,7 +326,7 @@ def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
 def onset(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides lie apart from one place of the context on."""
     found_onset = onset_of(disagreement)
-    if found_onset is None:
+    if found_onset is None or period_of(disagreement) is not None:  # the last place of a period looks like an onset
         return None
     side, how = _side_that_errs(disagreement, found_onset.after)
     share = float((disagreement.pair.diff[found_onset.after] ** 2).sum() / (disagreement.pair.diff**2).sum())
@@ -334,22 +342,3 @@ def onset(disagreement: Disagreement) -> Cause | None:
             how,
         ],
     )
-
-
-SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
-"""1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
-
-
-def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
-    """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
-    text that grows sure is no change.
-    """
-    pair = disagreement.pair
-    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
-    is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
-    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
-    kinds = (np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64)
-    medians = np.zeros(kinds.max(initial=0) + 1)
-    for kind in np.unique(kinds[is_moved]):
-        medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
-    return is_moved, sizes, medians[kinds]

@@ -1,5 +1,6 @@
 """How a deviation is spread over tokens and positions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
@@ -264,3 +265,70 @@ def _slope(centers: Floats, log_levels: Floats) -> float:
     """Of log level against log place, every stretch of the context counting alike."""
     offsets = centers - centers.mean()
     return float(offsets @ log_levels / (offsets @ offsets))
+
+
+SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
+"""1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
+
+
+def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
+    """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
+    text that grows sure is no change.
+    """
+    pair = disagreement.pair
+    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
+    is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
+    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
+    return is_moved, sizes, _level_of_class(unsure, sizes, is_moved)
+
+
+def _level_of_class(unsure: Floats, sizes: Floats, is_counted: Mask | None = None) -> Floats:
+    """The median size of the tokens of each one's class of sureness [T]."""
+    kinds = (np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64)
+    counted = np.ones_like(kinds, dtype=np.bool_) if is_counted is None else is_counted
+    medians = np.zeros(kinds.max(initial=0) + 1)
+    for kind in np.unique(kinds[counted]):
+        medians[kind] = np.median(sizes[counted & (kinds == kind)])
+    return np.asarray(medians[kinds])
+
+
+LEAST_TOKENS: Final = 256
+LEAST_MEASURED: Final = 8
+SMALL: Final = 10.0
+"""Of sizes in geometric means: none counts as less than the median over this."""
+
+MEASURED: Final = 0.01
+"""1 - p of both sides above which a token shows how large rounding is in nats."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How far the sides lie apart at tokens [N] of those that `mask` has [T]."""
+
+    mask: Mask
+    logs: Floats
+    """Log of the size and its median: it grows with large sizes alone, and errors of normal size hardly move it."""
+    geometric: Floats
+    """Log of the size."""
+
+    @classmethod
+    def of(cls, mask: Mask, sizes: Floats, usual: float) -> "Sizes":
+        return cls(mask, np.log(sizes + usual), np.log(np.maximum(sizes, usual / SMALL)))
+
+
+def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
+    """Of uncertain tokens, by the error of the logits; of all tokens, in nats and less what tokens as sure have: where
+    a text is sure, most places of a period or behind an onset are of sure tokens, and only what is large shows there.
+    """
+    uncertain, pair = disagreement.uncertain, disagreement.pair
+    if uncertain.sum() >= LEAST_TOKENS:
+        errors = disagreement.logit_errors[uncertain]
+        yield Sizes.of(uncertain, errors, float(np.median(errors)))
+    unsure = -np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64))
+    is_measured = unsure > MEASURED
+    if unsure.size < LEAST_TOKENS or is_measured.sum() < LEAST_MEASURED:
+        return
+    usual = max(float(np.median(pair.abs_diff[is_measured])), disagreement.logit_rounding)
+    made = Sizes.of(np.ones_like(uncertain), pair.abs_diff + disagreement.logit_rounding, usual)
+    levels = _level_of_class(np.maximum(unsure, SUREST), made.logs)
+    yield Sizes(made.mask, made.logs - levels, made.geometric - levels)
