@@ -2,8 +2,8 @@
 
     python -m benchmarks.server_audits OUT [--smollm2 build/real/smollm2] [--only 'REGEX'] [--publish]
 
-Each case starts a real `vllm` server on this machine's CPU, asks it by `mismatch-probe audit` and writes OUT/CASE. The
-rounded checkpoints are made here, without the package: each linear weight of the decoder, embeddings and head left as
+A real `vllm` server on this machine's CPU for each model and dtype is asked by `mismatch-probe audit`; OUT has the
+answers. The rounded checkpoints are made here, without the package: each linear weight of the decoder, embeddings and head left as
 they are, rounded to the nearest with a scale for each row or each group, and written back in BF16, which is what a
 weight-only quantised server multiplies with. `--publish` prints the table for reports/server.md of what is in OUT.
 """
@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from mismatch_probe.notation import write_many, write_number
 from mismatch_probe.records.examinations import Audit
 from tests.servers.proxy import Proxy
-from tests.servers.real_server import RealServer, demo_checkpoint
+from tests.servers.real_server import TAKES_WEIGHTS, RealServer, demo_checkpoint
 
 _GREEDY: Final = ()
 _SEEDED: Final = ("--temperature", "1", "--noise", "vllm-cpu", "--samples-per-prompt", "2")
@@ -41,6 +41,10 @@ class Served:
     model: str
     rounding: str = ""
     dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, (self.model, self.dtype, self.rounding)))
 
     @property
     def words(self) -> str:
@@ -126,28 +130,32 @@ def main() -> None:
         publish(out)
         return
     checkpoints = {"demo": demo_checkpoint(), "smollm2": arguments.smollm2}
+    servers: dict[tuple[str, str], list[tuple[Served, list[Asked]]]] = {}
     for served, asked in cases():
-        name = "-".join(filter(None, (served.model, served.dtype, served.rounding)))
-        chosen = [each for each in asked if re.search(arguments.only, f"{name}/{each.name}")]
+        chosen = [each for each in asked if re.search(arguments.only, f"{served.name}/{each.name}")]
         if chosen and checkpoints[served.model] is not None:
-            run_cases(out / name, served, chosen, Path(checkpoints[served.model]).resolve())
+            servers.setdefault((served.model, served.dtype), []).append((served, chosen))
+    for (model, dtype), of_server in servers.items():
+        run_cases(out, dtype, of_server, Path(checkpoints[model]).resolve())
 
 
-def run_cases(folder: Path, served: Served, asked: list[Asked], checkpoint: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = checkpoint
-    if served.rounding:
-        weights = rounded_copy(checkpoint, folder / "checkpoint", _ROUNDINGS[served.rounding])
-    words = ["--dtype", served.dtype]
-    if served.model != "demo":
+def run_cases(out: Path, dtype: str, of_server: list[tuple[Served, list[Asked]]], checkpoint: Path) -> None:
+    """One server, into which rounded copies are loaded as a trainer pushes weights."""
+    words = ["--dtype", dtype, *TAKES_WEIGHTS]
+    if of_server[0][0].model != "demo":
         words += ["--max-model-len", "512", "--max-num-batched-tokens", "8192", "--kv-cache-memory-bytes", str(2**29)]
-    with RealServer(folder / "server.log", *words, checkpoint=weights) as server:
-        for each in asked:
-            with contextlib.ExitStack() as stack:
-                url = server.url
-                if each.temperature is not None:
-                    url = stack.enter_context(Proxy(server.url, _at(each.temperature))).url
-                ask(folder / each.name, served, each, checkpoint, url)
+    with RealServer(out / "server.log", *words, checkpoint=checkpoint) as server:
+        for served, asked in of_server:
+            folder = out / served.name
+            folder.mkdir(parents=True, exist_ok=True)
+            if served.rounding:
+                server.load(rounded_copy(checkpoint, folder / "checkpoint", _ROUNDINGS[served.rounding]))
+            for each in asked:
+                with contextlib.ExitStack() as stack:
+                    url = server.url
+                    if each.temperature is not None:
+                        url = stack.enter_context(Proxy(server.url, _at(each.temperature))).url
+                    ask(folder / each.name, served, each, checkpoint, url)
 
 
 def _at(temperature: float) -> Any:

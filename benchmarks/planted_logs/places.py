@@ -302,13 +302,13 @@ def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
             said, made = random.integers(5, 60, int(random.integers(6, 24))).tolist(), []
             for response in log:
                 at = int(random.integers(4, max(5, len(response.ids) - 2)))
-                parts = [
-                    np.concatenate([values[:at], np.full(len(said), fill), values[at:]])
+                mu, pi = (
+                    np.insert(values, [at] * len(said), fill)
                     for values, fill in ((response.mu, np.nan), (response.pi, -1.5))
-                ]
+                )
                 mask = [1] * at + [0] * len(said) + [1] * (len(response.ids) - at)
                 ids = [*response.ids[:at], *said, *response.ids[at:]]
-                made.append(type(response)(response.prompt, ids, *parts, mask))
+                made.append(type(response)(response.prompt, ids, mu, pi, mask))
             log = made
         needs_plain = explains or kind in ("zeros", "tools")
         write = plain if needs_plain else BOTH_SIDES[pick(random, range(3))]

@@ -221,6 +221,17 @@ def noise_of_change(rounding: Rounding, claim: Prediction, changed: Prediction) 
     return fit_noise(rounding, claim.margins, gaps, np.arange(len(gaps)), 1 - CHANCE).times
 
 
+def judge_dtype(
+    what: str, claim: Prediction, differences: Floats, rounding: Rounding, clusters: Ints
+) -> tuple[JudgedPrediction, float]:
+    """Whether the served tokens fit rounding to another dtype, and how far that moves scores in units of the claimed
+    one's rounding. Which tokens it moves, each kernel decides otherwise, so that only the size of its rounding counts.
+    """
+    own = Rounding.of(claim.margins, differences - claim.differences)
+    by = judge_prediction("arithmetic", what, claim, own, clusters)
+    return by, float(np.median(own.scales / rounding.scales))
+
+
 def tokens_needed_for_noise(rounding: Rounding, margins: Floats, times: float) -> int | None:
     """To tell noise of so many times the rounding from what other kernels are allowed."""
     return _as_count(tokens_to_see_noise(rounding, margins, times, TOLERATED, CHANCE))
@@ -262,7 +273,7 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
             else f"takes about {write_count(_two_digits(candidate.tokens_needed))} tokens on prompts like these"
         )
         for candidate in candidates[1:]
-        if candidate.kind == "weights" or (candidate.kind == "sampling" and not candidate.fits)
+        if candidate.kind in ("weights", "arithmetic") or (candidate.kind == "sampling" and not candidate.fits)
         if candidate.tokens_needed is None or candidate.tokens_needed > num_tokens
     ]
 
@@ -316,13 +327,15 @@ class CheckpointView:
 
 @dataclass(frozen=True)
 class Changed:
-    """The checkpoint with weights of fewer bits, or with other prompts."""
+    """The checkpoint with weights of fewer bits, with other prompts, or computed in another dtype."""
 
-    kind: Literal["weights", "prompt"]
+    kind: Literal["weights", "prompt", "arithmetic"]
     what: str
     prediction: Prediction | None
     draws: Drawn | None
     """Under the law as declared."""
+    differences: Floats | None = None
+    """Of another dtype, as those of the claimed one in `AuditFindings`."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from mismatch_probe.audit.scoring import (
 from mismatch_probe.audit.verdict import judge
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.contexts import contexts, special_tokens
 from mismatch_probe.explain.fitting import Distribution, curve
 from mismatch_probe.explain.hypotheses import Context
@@ -114,6 +115,8 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
                 in_dtype = predict(weights, sample.context, sample.law, sample.seeds)
         with stages("candidates", "other weights: rounded to fewer bits"):
             changed = _changed_weights(sample, reference, look)
+            if rounded_to is None and look.claim is not None:
+                changed += _other_dtypes(sample, explained, look.claim)
         findings = AuditFindings(settings, sample, look, in_dtype, differences, changed, responses)
         answer = judge(findings)
         if answer.verdict.cause is None and answer.verdict.kind == "bug":
@@ -221,6 +224,16 @@ def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: Check
             if sample.law is not None:
                 draws = draw(weights, sample.context, [sample.law])
             changed.append(Changed("weights", f"weights in {quantisation.name}", prediction, draws))
+    return changed
+
+
+def _other_dtypes(sample: ServedSample, explained: ExplainSettings, claim: Prediction) -> list[Changed]:
+    """The checkpoint in the coarse dtypes that engines compute in."""
+    changed = []
+    for dtype in (Dtype.BF16, Dtype.FP16):
+        with weights_in(explained, sample.tokens, dtype) as weights:
+            differences = pair_differences(weights, sample.context, claim, sample.law)
+        changed.append(Changed("arithmetic", f"arithmetic in {dtype.upper()}", None, None, differences))
     return changed
 
 

@@ -17,6 +17,7 @@ from mismatch_probe.audit.judging import (
     cannot_tell,
     equal_words,
     is_refuted,
+    judge_dtype,
     judge_prediction,
     law_fit,
     law_p_value,
@@ -169,6 +170,12 @@ def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCa
     candidates = []
     for changed in findings.changed:
         candidate = AuditCandidate(kind=changed.kind, what=changed.what)
+        if changed.differences is not None and rounding is not None and look.claim is not None:
+            clusters = findings.sample.clusters
+            by, own = judge_dtype(changed.what, look.claim, changed.differences, rounding, clusters)
+            needed = tokens_needed_for_noise(rounding, look.claim.margins, own)
+            candidates.append(_candidate(by).model_copy(update={"moves_times": own, "tokens_needed": needed}))
+            continue
         if rounding is not None and changed.prediction is not None and look.claim is not None:
             by = judge_prediction(changed.kind, changed.what, changed.prediction, rounding, findings.sample.clusters)
             own = noise_of_change(rounding, look.claim, changed.prediction)
@@ -283,6 +290,7 @@ _ADVICE: Final = {
     "sampling": "Ask who runs the server which sampling settings it applies by itself (the checkpoint's "
     "generation_config.json, a proxy), and give them, or have them removed.",
     "weights": "Ask who runs the server how its weights are quantised.",
+    "arithmetic": "Ask who runs the server in which dtype it computes, or give that one as --dtype.",
     "prompt": "Compare the chat template and the system prompt of the server with the checkpoint's.",
 }
 _UNKNOWN: Final = (

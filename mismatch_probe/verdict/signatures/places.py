@@ -17,7 +17,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
-from mismatch_probe.verdict.signatures.profile import LEAST_TOKENS, SIGNATURES, Disagreement, Sizes, sizes_of
+from mismatch_probe.verdict.signatures.profile import LEAST_SIZES, SIGNATURES, Disagreement, Sizes, sizes_of
 
 BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
@@ -49,7 +49,9 @@ class Period:
     times: float
     """The size at the phase over that elsewhere, in geometric means."""
     at_phase: Mask
-    """The uncertain tokens at it [T]."""
+    """The tokens at it [T], of those that show it: uncertain ones, or all."""
+    elsewhere: Mask
+    """The others of these [T]."""
 
 
 def period_of(disagreement: Disagreement) -> Period | None:
@@ -83,7 +85,7 @@ def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | N
         return None
     at_phase = np.zeros_like(seen)
     at_phase[np.flatnonzero(seen)[is_at]] = True
-    return Period(block, phase, times, at_phase)
+    return Period(block, phase, times, at_phase, seen & ~at_phase)
 
 
 def _outstanding_phase(sizes: Floats, places: Ints, block: int) -> tuple[float, int]:
@@ -100,7 +102,7 @@ def period(disagreement: Disagreement) -> Cause | None:
     seams = period_of(disagreement)
     if seams is None:
         return None
-    side, how = _side_that_errs(disagreement, seams.at_phase)
+    side, how = _side_that_errs(disagreement, seams.at_phase, seams.elsewhere)
     share = float((disagreement.pair.diff[seams.at_phase] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.PERIOD,
@@ -116,9 +118,9 @@ def period(disagreement: Disagreement) -> Cause | None:
     )
 
 
-def _side_that_errs(disagreement: Disagreement, is_off: Mask) -> tuple[str, str]:
+def _side_that_errs(disagreement: Disagreement, is_off: Mask, other_tokens: Mask) -> tuple[str, str]:
     """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
-    pair, other_tokens = disagreement.pair, disagreement.uncertain & ~is_off
+    pair = disagreement.pair
     if pair.log_ref is not None:
         times_pi, times_mu = (
             _median(np.abs(difference(leg, pair.log_ref)), is_off)
@@ -178,7 +180,9 @@ class Onset:
     times: float
     """The size from there on over that before, in geometric means."""
     after: Mask
-    """The unsure tokens from there on [T]."""
+    """The tokens from there on [T], of those that show it: unsure ones, or all."""
+    before: Mask
+    """The others of these [T]."""
 
     @property
     def words(self) -> str:
@@ -212,7 +216,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
     is_seen = mask & (rows < MOST_RESPONSES)
-    if is_seen.sum() < LEAST_TOKENS:
+    if is_seen.sum() < LEAST_SIZES:
         return None
     rows, is_first = rows[is_seen], is_seen[mask]
     sizes, geometric = sizes_of_tokens.logs[is_first], sizes_of_tokens.geometric[is_first]
@@ -247,6 +251,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
         longest=int(disagreement.places.max()),
         times=times,
         after=after,
+        before=is_seen & ~after,
     )
 
 
@@ -255,7 +260,7 @@ def large_from_place(disagreement: Disagreement) -> Mask | None:
     not rise, or too few tokens show it. What else may stand there is not asked, as `onset_of` does.
     """
     sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
-    if uncertain.sum() < LEAST_TOKENS:
+    if uncertain.sum() < LEAST_SIZES:
         return None
     places, rows = disagreement.places.astype(np.int64) - 1, sequences.spread(np.arange(sequences.num_sequences))
     place, score = _best_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
@@ -328,7 +333,7 @@ def onset(disagreement: Disagreement) -> Cause | None:
     found_onset = onset_of(disagreement)
     if found_onset is None or period_of(disagreement) is not None:  # the last place of a period looks like an onset
         return None
-    side, how = _side_that_errs(disagreement, found_onset.after)
+    side, how = _side_that_errs(disagreement, found_onset.after, found_onset.before)
     share = float((disagreement.pair.diff[found_onset.after] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.ONSET,

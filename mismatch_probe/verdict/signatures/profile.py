@@ -292,7 +292,7 @@ def _level_of_class(unsure: Floats, sizes: Floats, is_counted: Mask | None = Non
     return np.asarray(medians[kinds])
 
 
-LEAST_TOKENS: Final = 256
+LEAST_SIZES: Final = 256
 LEAST_MEASURED: Final = 8
 SMALL: Final = 10.0
 """Of sizes in geometric means: none counts as less than the median over this."""
@@ -321,12 +321,12 @@ def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
     a text is sure, most places of a period or behind an onset are of sure tokens, and only what is large shows there.
     """
     uncertain, pair = disagreement.uncertain, disagreement.pair
-    if uncertain.sum() >= LEAST_TOKENS:
+    if uncertain.sum() >= LEAST_SIZES:
         errors = disagreement.logit_errors[uncertain]
         yield Sizes.of(uncertain, errors, float(np.median(errors)))
     unsure = -np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64))
     is_measured = unsure > MEASURED
-    if unsure.size < LEAST_TOKENS or is_measured.sum() < LEAST_MEASURED:
+    if unsure.size < LEAST_SIZES or is_measured.sum() < LEAST_MEASURED:
         return
     usual = max(float(np.median(pair.abs_diff[is_measured])), disagreement.logit_rounding)
     made = Sizes.of(np.ones_like(uncertain), pair.abs_diff + disagreement.logit_rounding, usual)
