@@ -3,9 +3,9 @@
     python -m benchmarks.server_audits OUT [--smollm2 build/real/smollm2] [--only 'REGEX'] [--publish]
 
 A real `vllm` server on this machine's CPU for each model and dtype is asked by `mismatch-probe audit`; OUT has the
-answers. The rounded checkpoints are made here, without the package: each linear weight of the decoder, embeddings and head left as
-they are, rounded to the nearest with a scale for each row or each group, and written back in BF16, which is what a
-weight-only quantised server multiplies with. `--publish` prints the table for reports/server.md of what is in OUT.
+answers. The rounded checkpoints are made here, without the package: each linear weight of the decoder is rounded to the
+nearest with a scale for each row or each group, embeddings and head are left as they are, and all is written back in
+BF16, which is what a weight-only quantised server multiplies with. `--publish` prints a table of what is in OUT.
 """
 
 import argparse

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from mismatch_probe.audit.judging import equal_words, temperature_of_seeds
+from mismatch_probe.audit.judging import equal_words, judge_dtype, judge_prediction, temperature_of_seeds
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
     InverseTemperatures,
+    Prediction,
     Quantisation,
     gumbel_noise,
     round_weight,
@@ -26,6 +27,7 @@ from mismatch_probe.audit.scoring import (
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.examinations import Agreement, Audit
 from mismatch_probe.records.findings import Findings
+from mismatch_probe.stats.agreement import Rounding
 from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
 from tests.ports import free_port
@@ -166,6 +168,24 @@ def test_the_temperature_at_which_the_noise_names_the_tokens_is_theirs(temperatu
     fits = [temperature_of_seeds(seeded_bounds(temperature, seed, num_flipped)) for seed in range(8)]
     assert all(fit is not None and abs(fit.value / temperature - 1) < 0.02 for fit in fits)
     assert sum(fit is not None and fit.low <= temperature <= fit.high for fit in fits) >= 7
+
+
+@pytest.mark.parametrize("served", ["bf16", "fp32"])
+def test_tokens_that_a_coarse_dtype_rounds_fit_it_where_fp32_is_declared(served: str) -> None:
+    random = np.random.default_rng(4)
+    margins, coarse, exact = random.gamma(1.0, 2.0, 4000), *(random.standard_t(4, (2, 4000)) * [[0.02], [1e-6]])
+    moved = coarse if served == "bf16" else exact
+    gaps = np.where(moved > margins, margins, 0.0)
+    ids = np.zeros(4000, dtype=np.int64)
+    claim = Prediction(ids, ids + 1, margins, gaps, margins)
+    as_declared = Rounding.of(margins, exact)
+    refuted = judge_prediction("as declared", "as declared", claim, as_declared, np.arange(4000))
+    other, times = judge_dtype(
+        "arithmetic in BF16", claim, margins + random.standard_t(4, 4000) * 0.02, as_declared, np.arange(4000)
+    )
+    assert refuted.fits == (served == "fp32")
+    assert other.fits
+    assert times > 1000
 
 
 @slow
