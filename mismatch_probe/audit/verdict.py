@@ -34,6 +34,7 @@ from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.records.examinations import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
+from mismatch_probe.stats.sequences import Ints
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
         rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
         claim = judge_prediction("as declared", AS_DECLARED, look.claim, rounding, sample.clusters)
-    if claim is None or claim.fits:
+    if not _is_told_by_seeds(look, claim, rounding, sample.clusters):
         look = replace(look, by_seeds=None)
         findings = replace(findings, look=look)
     mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "predicted"
@@ -87,6 +88,16 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     left_open = cannot_tell(candidates, num_tokens)
     verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
     return AuditAnswer(mode, agreement, fit, candidates, left_open, verdict)
+
+
+def _is_told_by_seeds(
+    look: CheckpointView, claim: JudgedPrediction | None, rounding: Rounding | None, clusters: Ints
+) -> bool:
+    """Whether noise that names the tokens at another temperature refutes the declared one."""
+    if look.by_seeds is None or claim is None or rounding is None:
+        return False
+    by = judge_prediction("sampling", "", look.by_seeds.prediction, rounding, clusters)
+    return by.fits and is_refuted(by.noise.log_likelihood - claim.noise.log_likelihood, len(look.laws))
 
 
 def _is_unrelated(look: CheckpointView) -> bool:
@@ -157,9 +168,6 @@ def _sampling(
         if prediction is not None and rounding is not None:
             by = judge_prediction("sampling", candidate.what, prediction, rounding, findings.sample.clusters)
             numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
-            if named_by is not None:
-                gained = by.noise.log_likelihood - named_by.noise.log_likelihood
-                numbers_of["fits"] = by.fits and is_refuted(gained, num_laws)
             candidate = candidate.model_copy(update=numbers_of)
         candidates.append(candidate)
     return candidates
@@ -309,11 +317,9 @@ def _cause_of(
         return AuditCandidate(kind="prompt", what=what)
     fitting = [candidate for candidate in candidates[1:] if candidate.fits]
     by_seeds = findings.look.by_seeds
-    if claim is not None and not claim.fits and by_seeds is not None and findings.sample.law is not None:
+    if by_seeds is not None and findings.sample.law is not None:
         what = law_words(by_seeds.law, findings.sample.law)
-        named_by_seeds = [each for each in fitting if each.kind == "sampling" and each.what == what]
-        if named_by_seeds:
-            return named_by_seeds[0]
+        return next(each for each in fitting if each.kind == "sampling" and each.what == what)
     if findings.sample.law is not None:
         by_evidence = [each for each in fitting if (each.log_evidence or 0.0) > 0]
         if claim is not None:

@@ -62,7 +62,7 @@ def test_a_log_alone_names_the_place(nats: float, seed: int) -> None:
 @pytest.mark.parametrize("nats", [2.0, 4.0, 8.0])
 @pytest.mark.parametrize("side", ["pi", "mu"])
 @pytest.mark.parametrize("drafts", [2, 4, 7])
-def test_the_last_places_before_the_limit_are_named_with_the_side_whose_numbers_are_off(
+def test_the_last_places_before_the_limit_are_named_and_an_engine_whose_log_prob_falls(
     drafts: int, side: str, nats: float
 ) -> None:
     """Half of the responses run into the longest context, where the log-probs of one side are too low."""
@@ -92,7 +92,7 @@ def test_the_last_places_before_the_limit_are_named_with_the_side_whose_numbers_
     assert cause is not None
     assert "before the longest context (280)" in cause.sentence
     assert f"the last {drafts} places" in cause.sentence
-    assert cause.sentence.startswith("The training path" if side == "pi" else "The engine")
+    assert cause.sentence.startswith("One side" if side == "pi" else "The engine")
 
 
 def clean(seed: int, **kind: int) -> Disagreement:

@@ -37,7 +37,9 @@ STANDARD_ERRORS_OF_REST = 4.0
 """The same without the block that shows it most: a place at which every response does something is no period."""
 
 FELL = 0.5
-"""Nats by which one side's log-prob falls further at the phase than the other's where the log alone names the side."""
+"""Nats by which mu falls further at the phase than pi where the log alone names the engine: what it records is not what
+it draws from. Where pi falls, tokens of a sound engine and those of one that errs look alike.
+"""
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,14 @@ def _side_that_errs(disagreement: Disagreement, is_off: Mask, other_tokens: Mask
     falls = [float(leg[other_tokens].mean() - leg[is_off].mean()) for leg in (pair.log_pi, pair.log_mu)]
     of_pi, of_mu = (f"{write_number(abs(fall))} nats {'lower' if fall > 0 else 'higher'}" for fall in falls)
     how = f"the mean log-prob there is {of_pi} for pi, {of_mu} for mu"
-    if abs(falls[0] - falls[1]) < FELL:
-        return "One side", how
-    if falls[0] > falls[1]:
-        how += "; that of tokens which an engine samples from what it computes wrongly falls too"
-    return ("The training path" if falls[0] > falls[1] else "The engine"), how
+    if falls[1] - falls[0] >= FELL:
+        return "The engine", how
+    if falls[0] - falls[1] >= FELL:
+        how += (
+            "; so it falls where the training path errs, and as far where the engine samples from what it computes "
+            "wrongly: the checkpoint says which"
+        )
+    return "One side", how
 
 
 def _median(values: Floats, mask: Mask) -> float:
