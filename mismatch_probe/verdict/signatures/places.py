@@ -8,7 +8,7 @@ one place of the context on, whatever the response's own place is.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -74,8 +74,7 @@ def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | N
     if score < STANDARD_ERRORS:
         return None
     is_at = places % block == phase
-    geometric = sizes_of_tokens.geometric
-    times = float(np.exp(geometric[is_at].mean() - geometric[~is_at].mean()))
+    times = sizes_of_tokens.times(is_at)
     numbers = places[is_at] // block
     per_block = np.bincount(numbers, sizes[is_at])
     rest = is_at & (places // block != per_block.argmax())
@@ -160,8 +159,14 @@ AT_ONCE = 0.7
 """Least share of the rise that lies between the tokens right before the place and those from it on: what grows with the
 place has none of it there."""
 
-NEAR = 64
-"""Tokens that are compared there, on either side."""
+NEAR, NEAR_PLACES = 64, 24
+"""Tokens that are compared there, on either side, and places: behind a window the deviation grows with what is lost."""
+
+BEGINS, SURE_OF_BEGIN = 2, 3.0
+"""Places right before that lie above the level before them by so many standard errors: the deviation begins earlier."""
+
+ALIKE = 16
+"""Places by which those of the context and of the response may differ among responses and be one."""
 
 OF_PROMPTS = 0.75
 """Least share of the prompts whose responses rise there."""
@@ -224,7 +229,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     if is_seen.sum() < LEAST_SIZES:
         return None
     rows, is_first = rows[is_seen], is_seen[mask]
-    sizes, geometric = sizes_of_tokens.logs[is_first], sizes_of_tokens.geometric[is_first]
+    sizes = sizes_of_tokens.logs[is_first]
     places = disagreement.places[is_seen].astype(np.int64) - 1
     place, score = _best_place(sizes, places, rows)
     if score < STANDARD_ERRORS or score * OF_ANOTHER_KIND < max(
@@ -240,16 +245,16 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     if has_both.sum() < LEAST_PROMPTS or (prompt_rises > 0).mean() < OF_PROMPTS or is_behind.sum() < LEAST_BEHIND:
         return None
     rise = float((rises * weights).sum() / weights.sum())
-    raw_rises, raw_weights = _rises(geometric, is_behind, rows)
-    times = float(np.exp((raw_rises * raw_weights).sum() / raw_weights.sum()))
+    times = replace(sizes_of_tokens, plain=sizes_of_tokens.plain[is_first]).times(is_behind)
     pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(sizes - _means(sizes, rows)[rows]))
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
     if times < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
+    place = _where_it_begins(sizes, places, place)
     after = np.zeros_like(is_seen)
-    after[np.flatnonzero(is_seen)[is_behind]] = True
+    after[np.flatnonzero(is_seen)[places >= place]] = True
     return Onset(
         place=place,
         first_possible=int(places[places < place].max()) + 1,
@@ -278,7 +283,7 @@ def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> It
     own = sequences.positions.astype(np.int64)[is_seen]
     from_end = own - sequences.spread(sequences.lengths)[is_seen]
     for other in (own, from_end):
-        yield other if np.unique(places - other).size > 1 else np.zeros_like(other)
+        yield other if np.ptp(places - other) > ALIKE else np.zeros_like(other)
 
 
 def _best_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
@@ -327,9 +332,25 @@ def _rises(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
 def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
     """From the tokens right before the place to those right behind it."""
     before, after = np.flatnonzero(places < place), np.flatnonzero(places >= place)
-    nearest_before = before[np.argsort(-places[before], kind="stable")[:NEAR]]
-    nearest_behind = after[np.argsort(places[after], kind="stable")[:NEAR]]
-    return float(sizes[nearest_behind].mean() - sizes[nearest_before].mean())
+    nearest = [
+        side[np.argsort(np.abs(places[side] - place), kind="stable")[: max(NEAR, int(is_near.sum()))]]
+        for side in (before, after)
+        for is_near in [np.abs(places[side] - place) <= NEAR_PLACES]
+    ]
+    return float(sizes[nearest[1]].mean() - sizes[nearest[0]].mean())
+
+
+def _where_it_begins(sizes: Floats, places: Ints, place: int) -> int:
+    """The place, or the earlier one where what grows from there on begins."""
+    is_before = places < place - NEAR_PLACES
+    if is_before.sum() < NEAR:
+        return place
+    level, spread = float(sizes[is_before].mean()), float(sizes[is_before].std())
+    for first in range(place, place - NEAR_PLACES, -1):
+        at = sizes[(places >= first - BEGINS) & (places < first)]
+        if not at.size or at.mean() - level < SURE_OF_BEGIN * max(spread, 1e-12) / np.sqrt(at.size):
+            return first
+    return place
 
 
 @SIGNATURES.of(Code.ONSET)

@@ -308,12 +308,14 @@ class Sizes:
     mask: Mask
     logs: Floats
     """Log of the size and its median: it grows with large sizes alone, and errors of normal size hardly move it."""
-    geometric: Floats
-    """Log of the size."""
+    plain: Floats
+    """Log of the size, or the size in nats where `is_mean` says so: of which a mean says how large it is."""
+    is_mean: bool = False
 
-    @classmethod
-    def of(cls, mask: Mask, sizes: Floats, usual: float) -> "Sizes":
-        return cls(mask, np.log(sizes + usual), np.log(np.maximum(sizes, usual / SMALL)))
+    def times(self, is_at: Mask) -> float:
+        """By how many times the sizes at these of the tokens are larger than at the others."""
+        at, elsewhere = float(self.plain[is_at].mean()), float(self.plain[~is_at].mean())
+        return at / max(elsewhere, 1e-12) if self.is_mean else float(np.exp(at - elsewhere))
 
 
 def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
@@ -323,12 +325,14 @@ def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
     uncertain, pair = disagreement.uncertain, disagreement.pair
     if uncertain.sum() >= LEAST_SIZES:
         errors = disagreement.logit_errors[uncertain]
-        yield Sizes.of(uncertain, errors, float(np.median(errors)))
+        usual = float(np.median(errors))
+        yield Sizes(uncertain, np.log(errors + usual), np.log(np.maximum(errors, usual / SMALL)))
+    if pair.diff.size < LEAST_SIZES:
+        return
     unsure = -np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64))
     is_measured = unsure > MEASURED
-    if unsure.size < LEAST_SIZES or is_measured.sum() < LEAST_MEASURED:
-        return
-    usual = max(float(np.median(pair.abs_diff[is_measured])), disagreement.logit_rounding)
-    made = Sizes.of(np.ones_like(uncertain), pair.abs_diff + disagreement.logit_rounding, usual)
-    levels = _level_of_class(np.maximum(unsure, SUREST), made.logs)
-    yield Sizes(made.mask, made.logs - levels, made.geometric - levels)
+    measured = pair.abs_diff[is_measured] if is_measured.sum() >= LEAST_MEASURED else None
+    usual = usual_nats(disagreement.train_dtype, disagreement.infer_dtype) if measured is None else np.median(measured)
+    logs = np.log(pair.abs_diff + disagreement.logit_rounding + max(float(usual), disagreement.logit_rounding))
+    levels = _level_of_class(np.maximum(unsure, SUREST), logs)
+    yield Sizes(np.ones_like(uncertain), logs - levels, pair.abs_diff.astype(np.float64), is_mean=True)
