@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import ndtri
+from scipy.special import chdtri, ndtri
 
 from mismatch_probe.audit.asking import ServedResponses
 from mismatch_probe.audit.scoring import Drawn, InverseTemperatures, Prediction, num_departures
@@ -111,26 +111,43 @@ def fit_temperature(curve: TemperatureCurve, level: float) -> TemperatureFit:
     return TemperatureFit(value, value * math.exp(-reach), value * math.exp(reach))
 
 
-_INVERSE_BOUNDS: Final = (0.25, 10.0)
+_LEAST_INVERSE, _MOST_INVERSE = 0.25, 10.0
+_ROUNDINGS: Final = np.geomspace(1e-4, 1.0, 9)
+"""Nats by which the served scores may be moved."""
 
 
-def temperature_of_seeds(bounds: InverseTemperatures) -> TemperatureFit | None:
-    """The temperature at which the noise names most of the served tokens; None where no number is best.
+def temperature_of_seeds(bounds: InverseTemperatures, level: float) -> TemperatureFit | None:
+    """The temperature at which the noise names the served tokens best; None where no token bounds it.
 
-    The interval holds each temperature at which it names at most one token less: one that rounding moves over its bound
-    has a likelihood of more than the 1.9 nats by which a profile's 95 % interval is bounded.
+    Maximum likelihood, with scores that rounding moves by some nats too; the interval is by profile likelihood.
     """
-    least, most = _INVERSE_BOUNDS
-    lows, highs = np.sort(bounds.low), np.sort(bounds.high)
-    ends = np.unique(np.clip(np.concatenate([lows, highs]), least, most))
-    middles = np.sqrt(ends[1:] * ends[:-1])
-    if not middles.size:
+    is_telling = (bounds.low > _LEAST_INVERSE) | (bounds.high < _MOST_INVERSE)
+    if not is_telling.any():
         return None
-    named = np.searchsorted(lows, middles, "right") - np.searchsorted(highs, middles, "left")
-    best = np.flatnonzero(named == named.max())
-    widest = best[np.argmax(ends[best + 1] / ends[best])]
-    near = np.flatnonzero(named >= named.max() - 1)
-    return TemperatureFit(float(1 / middles[widest]), float(1 / ends[near[-1] + 1]), float(1 / ends[near[0]]))
+    telling = InverseTemperatures(*(column[is_telling] for column in vars(bounds).values()))
+    coarse = np.geomspace(_LEAST_INVERSE, _MOST_INVERSE, 150)
+    best = float(coarse[_profile(telling, coarse).argmax()])
+    grid = np.concatenate([coarse, best * np.linspace(0.95, 1.05, 201)])
+    profile = _profile(telling, grid)
+    near = grid[profile >= profile.max() - chdtri(1, 1 - level) / 2]
+    return TemperatureFit(1 / float(np.median(grid[profile == profile.max()])), 1 / near.max(), 1 / near.min())
+
+
+def _profile(bounds: InverseTemperatures, inverse: Floats) -> Floats:
+    """The log-likelihood of the tokens at these inverse temperatures, at the rounding that is likeliest for each."""
+    above = np.where(bounds.low > 0, (inverse[:, None] - bounds.low) * bounds.low_slope, np.inf)
+    is_bounded = np.isfinite(bounds.high)
+    highs = np.where(is_bounded, bounds.high, 0.0)
+    below = np.where(is_bounded, (highs - inverse[:, None]) * bounds.high_slope, np.inf)
+    distances = np.minimum(above, below)
+    return np.asarray(np.max([_log_chance(distances / nats).sum(axis=1) for nats in _ROUNDINGS], axis=0))
+
+
+def _log_chance(distances: Floats) -> Floats:
+    """That an error of Student's t with 4 degrees lies below; at least one in a million million."""
+    x = np.minimum(distances, 1e6)
+    squared = 1 + x**2 / 4
+    return np.asarray(np.log(np.maximum(0.5 + 0.375 * x / np.sqrt(squared) * (1 - x**2 / 12 / squared), 1e-12)))
 
 
 def law_fit(draws: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:

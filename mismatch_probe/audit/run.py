@@ -206,7 +206,7 @@ def _temperature_of_seeds(
     """None where the noise is not known, or names no more tokens at another temperature than declared."""
     if sample.seeds is None or sample.law is None or claim is None or not claim.differs.any():
         return None
-    fit = temperature_of_seeds(inverse_temperatures(reference, sample.context, sample.seeds))
+    fit = temperature_of_seeds(inverse_temperatures(reference, sample.context, sample.seeds), sample.estimator.level)
     if fit is None or fit.low <= (sample.law.temperature or 1.0) <= fit.high:
         return None
     law = replace(sample.law, temperature=round(fit.value, 4))

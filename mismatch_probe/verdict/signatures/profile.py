@@ -333,6 +333,7 @@ def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
     is_measured = unsure > MEASURED
     measured = pair.abs_diff[is_measured] if is_measured.sum() >= LEAST_MEASURED else None
     usual = usual_nats(disagreement.train_dtype, disagreement.infer_dtype) if measured is None else np.median(measured)
-    logs = np.log(pair.abs_diff + disagreement.logit_rounding + max(float(usual), disagreement.logit_rounding))
+    nats = pair.abs_diff.astype(np.float64) + disagreement.logit_rounding
+    logs = np.log(nats + float(usual))
     levels = _level_of_class(np.maximum(unsure, SUREST), logs)
-    yield Sizes(np.ones_like(uncertain), logs - levels, pair.abs_diff.astype(np.float64), is_mean=True)
+    yield Sizes(np.ones_like(uncertain), logs - levels, nats, is_mean=True)
