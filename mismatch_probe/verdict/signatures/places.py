@@ -8,7 +8,7 @@ one place of the context on, whatever the response's own place is.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -245,7 +245,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     if has_both.sum() < LEAST_PROMPTS or (prompt_rises > 0).mean() < OF_PROMPTS or is_behind.sum() < LEAST_BEHIND:
         return None
     rise = float((rises * weights).sum() / weights.sum())
-    times = replace(sizes_of_tokens, plain=sizes_of_tokens.plain[is_first]).times(is_behind)
+    times = sizes_of_tokens.of(is_first).times(is_behind)
     pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(sizes - _means(sizes, rows)[rows]))

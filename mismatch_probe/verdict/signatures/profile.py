@@ -279,17 +279,15 @@ def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]
     unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
     is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
     sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
-    return is_moved, sizes, _level_of_class(unsure, sizes, is_moved)
-
-
-def _level_of_class(unsure: Floats, sizes: Floats, is_counted: Mask | None = None) -> Floats:
-    """The median size of the tokens of each one's class of sureness [T]."""
-    kinds = (np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64)
-    counted = np.ones_like(kinds, dtype=np.bool_) if is_counted is None else is_counted
+    kinds = _class_of(unsure)
     medians = np.zeros(kinds.max(initial=0) + 1)
-    for kind in np.unique(kinds[counted]):
-        medians[kind] = np.median(sizes[counted & (kinds == kind)])
-    return np.asarray(medians[kinds])
+    for kind in np.unique(kinds[is_moved]):
+        medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
+    return is_moved, sizes, medians[kinds]
+
+
+def _class_of(unsure: Floats) -> Ints:
+    return np.asarray((np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64))
 
 
 LEAST_SIZES: Final = 256
@@ -309,13 +307,28 @@ class Sizes:
     logs: Floats
     """Log of the size and its median: it grows with large sizes alone, and errors of normal size hardly move it."""
     plain: Floats
-    """Log of the size, or the size in nats where `is_mean` says so: of which a mean says how large it is."""
-    is_mean: bool = False
+    """Log of the size, or the size in nats where there are classes."""
+    kinds: Ints | None = None
+    """The class of sureness of each, among whose tokens sizes are compared."""
+
+    def of(self, is_first: Mask) -> "Sizes":
+        """Those of some of the tokens [N]."""
+        kinds = None if self.kinds is None else self.kinds[is_first]
+        return Sizes(self.mask, self.logs[is_first], self.plain[is_first], kinds)
 
     def times(self, is_at: Mask) -> float:
-        """By how many times the sizes at these of the tokens are larger than at the others."""
-        at, elsewhere = float(self.plain[is_at].mean()), float(self.plain[~is_at].mean())
-        return at / max(elsewhere, 1e-12) if self.is_mean else float(np.exp(at - elsewhere))
+        """By how many times the sizes at these of the tokens are larger than at others, as sure ones where classes are
+        known.
+        """
+        if self.kinds is None:
+            return float(np.exp(self.plain[is_at].mean() - self.plain[~is_at].mean()))
+        num_kinds = int(self.kinds.max()) + 1
+        counts = np.bincount(self.kinds[~is_at], minlength=num_kinds)
+        means = np.bincount(self.kinds[~is_at], self.plain[~is_at], minlength=num_kinds) / np.maximum(counts, 1)
+        is_compared = is_at & (counts > 0)[self.kinds]
+        if not is_compared.any():
+            return 0.0
+        return float(self.plain[is_compared].mean() / max(means[self.kinds[is_compared]].mean(), 1e-12))
 
 
 def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
@@ -331,9 +344,15 @@ def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
         return
     unsure = -np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64))
     is_measured = unsure > MEASURED
-    measured = pair.abs_diff[is_measured] if is_measured.sum() >= LEAST_MEASURED else None
-    usual = usual_nats(disagreement.train_dtype, disagreement.infer_dtype) if measured is None else np.median(measured)
+    usual = usual_nats(disagreement.train_dtype, disagreement.infer_dtype)
+    if is_measured.sum() >= LEAST_MEASURED:
+        usual = float(np.median(pair.abs_diff[is_measured]))
     nats = pair.abs_diff.astype(np.float64) + disagreement.logit_rounding
-    logs = np.log(nats + float(usual))
-    levels = _level_of_class(np.maximum(unsure, SUREST), logs)
-    yield Sizes(np.ones_like(uncertain), logs - levels, nats, is_mean=True)
+    logs = np.log(nats + usual)
+    kinds = _class_of(np.maximum(unsure, SUREST))
+    yield Sizes(
+        np.ones_like(uncertain),
+        logs - (np.bincount(kinds, logs) / np.maximum(np.bincount(kinds), 1))[kinds],
+        nats,
+        kinds,
+    )
