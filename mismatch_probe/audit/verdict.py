@@ -73,7 +73,7 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
         rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
         claim = judge_prediction("as declared", AS_DECLARED, look.claim, rounding, sample.clusters)
-    if not _is_told_by_seeds(look, claim, rounding, sample.clusters):
+    if not _are_seeds_of_another_temperature(look, claim, rounding, sample.clusters):
         look = replace(look, by_seeds=None)
         findings = replace(findings, look=look)
     mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "predicted"
@@ -90,7 +90,7 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     return AuditAnswer(mode, agreement, fit, candidates, left_open, verdict)
 
 
-def _is_told_by_seeds(
+def _are_seeds_of_another_temperature(
     look: CheckpointView, claim: JudgedPrediction | None, rounding: Rounding | None, clusters: Ints
 ) -> bool:
     """Whether noise that names the tokens at another temperature refutes the declared one."""
