@@ -114,9 +114,9 @@ def test_what_is_packed_is_unpacked_by_the_page(report: Tab) -> None:
 
 
 def test_what_is_packed_and_damaged_is_an_error_and_no_endless_loop(report: Tab) -> None:
-    whole = gzip.compress(b"what is packed " * 99, mtime=0)
-    length = whole[-4:]
-    for damaged in (b"A" * 60, whole[:10] + b"\xff" * 20 + length, whole[:10] + bytes(9) + length):
+    intact = gzip.compress(b"what is packed " * 99, mtime=0)
+    length = intact[-4:]
+    for damaged in (b"A" * 60, intact[:10] + b"\xff" * 20 + length, intact[:10] + bytes(9) + length):
         assert unpacked_there(report, damaged) == "what is packed in the page is damaged"
 
 
