@@ -1,5 +1,6 @@
 """Where the program starts and ends: every failure is one sentence on stderr and a documented exit code."""
 
+import atexit
 import shutil
 import sys
 import traceback
@@ -9,6 +10,7 @@ from typing import Final
 from mismatch_probe.cli.process import (
     as_error,
     end_at_once,
+    expect_report,
     heed_interrupts,
     ignore_interrupts,
     interruption_that_came,
@@ -21,7 +23,7 @@ from mismatch_probe.inert import cut_text, lines_of_width, plain
 
 _ENGINES: Final = ("torch", "transformers", "vllm")
 _MOST_CHARACTERS: Final = 8000
-_ENDED_FROM_OUTSIDE: Final = (ExitCode.TERMINATED, ExitCode.HUNG_UP)
+_ENDED_FROM_OUTSIDE: Final = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HUNG_UP)
 
 
 def main() -> None:
@@ -32,14 +34,21 @@ def main() -> None:
         keep_standard_streams()
         renew_thread_pool()
         code = run(sys.argv[1:])
+        if code == ExitCode.INTERRUPTED:
+            end_jobs()
     except KeyboardInterrupt as interrupt:  # it came before it was heeded
         ignore_interrupts()
         code = report_error(as_error(interrupt), debug=False)
     finally:
         ignore_interrupts()
     if code in _ENDED_FROM_OUTSIDE:
-        end_at_once(code)
+        end_at_once(code)  # Python frees what it holds before it ends: seconds of a large process
     sys.exit(code)
+
+
+def end_jobs() -> None:
+    """End what the process started, so that who pressed Ctrl-C finds nothing that still runs."""
+    atexit._run_exitfuncs()
 
 
 def run(words: Sequence[str]) -> ExitCode:
@@ -59,6 +68,7 @@ def run(words: Sequence[str]) -> ExitCode:
 
 def report_error(error: Exception, *, debug: bool) -> ExitCode:
     is_expected = isinstance(error, MismatchProbeError)
+    expect_report()
     if debug:
         for line in traceback.format_exc().splitlines():
             print(plain(line), file=sys.stderr)

@@ -285,6 +285,7 @@ class LogCode(Catalogued):
 
 
 _BF16: Final = "train and sample in BF16 (--train-dtype bf16 --infer-dtype bf16)"
+_MORE_RESPONSES: Final = "run headroom with a higher --num-prompts, a longer --max-new-tokens or a higher --temperature"
 
 
 @dataclass(frozen=True)
@@ -320,8 +321,18 @@ class HeadroomCode(Catalogued):
             "weights": Words(
                 "The weights fit FP16 except {exceptions}; nothing was run.",
                 ("run headroom without --weights-only, which tries these modules in FP32", f"or {_BF16}"),
-            )
+            ),
+            "no gradient": Words(
+                "{trouble} With {parts} in FP32 weights and activations fit; gradients were not measured, since these "
+                "responses leave next to none.",
+                (_MORE_RESPONSES, f"or {_BF16}"),
+            ),
         },
+    )
+    GRADIENTS_NOT_MEASURED = OfHeadroom(
+        "Weights and activations fit FP16; gradients were not measured, since these responses leave next to none.",
+        _MORE_RESPONSES,
+        name="gradients_not_measured",
     )
     DOES_NOT_FIT = OfHeadroom(
         "{trouble} The checkpoint does not fit FP16.",

@@ -250,3 +250,4 @@ def _remove(folders: Iterable[Path]) -> None:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
+    os._exit(0)  # without freeing what it has imported, for which its parent would wait

@@ -160,7 +160,8 @@ def headroom(
 ) -> ExitCode:
     """Say whether a checkpoint fits FP16: weights, activations, and the gradients of an RL loss.
 
-    Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, and with 1 where it does not.
+    Ends with 0 where it fits, with a loss scale or with modules in FP32 if need be, with 1 where it does not, and with
+    3 where the responses leave no gradient to measure.
     """
     from mismatch_probe.cli.output import Filing, print_outcome, results
     from mismatch_probe.config.load import given_settings

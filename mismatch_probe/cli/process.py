@@ -6,6 +6,7 @@ Ctrl-C, SIGTERM and SIGHUP have exit codes of their own.
 import _thread
 import fcntl
 import io
+import math
 import os
 import signal
 import sys
@@ -20,7 +21,12 @@ from mismatch_probe.errors import HungUp, Interrupted, StorageError, Terminated
 
 _REQUESTS: Final[dict[int, type[Interrupted]]] = {signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
 _PATIENCE_SECONDS: Final = 15.0
-"""Longer than a child is given to end in. Who presses again after that is heard again."""
+"""Longer than a child is given to end in. Who asks again after that is heard again."""
+_ANSWER_SECONDS: Final = 0.3
+"""A command that ends sooner after Ctrl-C needs no line that says what it does."""
+_SECOND_PRESS_SECONDS: Final = 1.0
+"""What comes sooner is the first press, sent on by a shell or a launcher, or a key that is held."""
+_ENDING: Final = "Interrupted: ending what runs. Ctrl-C again ends at once."
 _SOON_SECONDS: Final = 0.01
 """At once would be within the hook, which can only print it too."""
 
@@ -41,10 +47,18 @@ def as_error(interrupt: KeyboardInterrupt) -> Interrupted:
 
 
 class _Heeding:
-    """The handler of the process. An interrupt that Python could only print, in a finaliser say, comes again."""
+    """The handler of the process. An interrupt that Python could only print, in a finaliser say, comes again.
+
+    Ctrl-C is answered by a line at once, wherever standard error leads by then. A second one ends the process as it is,
+    and the servers of its jobs end these.
+    """
 
     def __init__(self) -> None:
         self.is_over = False
+        self.is_reported = False
+        """Whether the sentence that ends the command is printed."""
+        self.people: int | None = None
+        """A descriptor of standard error as it was when the process started."""
         self._since: float | None = None
         self.number: int = signal.SIGINT
         self._print_unraisable = sys.unraisablehook
@@ -55,10 +69,32 @@ class _Heeding:
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         seconds = time.monotonic()
-        if self.is_over or (self._since is not None and seconds - self._since < _PATIENCE_SECONDS):
+        if self.is_over:
+            return
+        interval = math.inf if self._since is None else seconds - self._since
+        if number == signal.SIGINT and _SECOND_PRESS_SECONDS <= interval < math.inf:
+            if not self.is_reported:
+                self._write(f"mismatch-probe: {as_error(KeyboardInterrupt())}")
+            end_at_once(Interrupted.exit_code)
+        if interval < _PATIENCE_SECONDS:
             return
         self._since, self.number = seconds, number
+        if number == signal.SIGINT:
+            _thread.start_new_thread(self._answer, (seconds,))
         raise _interruption(number)
+
+    def _answer(self, since: float) -> None:
+        """Not by a `threading.Thread`, whose lock the interrupted code may hold."""
+        time.sleep(_ANSWER_SECONDS)
+        if self._since == since and not (self.is_over or self.is_reported):
+            self._write(_ENDING)
+
+    def _write(self, line: str) -> None:
+        """Over a line that is redrawn there. Not by a stream, which the interrupted code may be writing to."""
+        if self.people is not None:
+            begin = "\r\x1b[2K" if os.isatty(self.people) else ""
+            with suppress(OSError):
+                os.write(self.people, f"{begin}{line}\n".encode())
 
     def come_again(self, unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -79,6 +115,8 @@ def heed_interrupts() -> None:
     So does one that `nohup` started.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(OSError):
+            _heeding.people = fcntl.fcntl(_ERRORS, fcntl.F_DUPFD_CLOEXEC, _ERRORS + 1)
         signal.signal(signal.SIGINT, _heeding.interrupt)
         sys.unraisablehook = _heeding.come_again
     for number in _REQUESTS:
@@ -91,6 +129,11 @@ def ignore_interrupts() -> None:
     _heeding.is_over = True
     for number in (signal.SIGINT, *_REQUESTS):
         signal.signal(number, signal.SIG_IGN)
+
+
+def expect_report() -> None:
+    """The sentence that ends the command follows: none comes behind it."""
+    _heeding.is_reported = True
 
 
 def interruption_that_came() -> KeyboardInterrupt:

@@ -265,6 +265,7 @@ def is_better_higher(name: str) -> bool:
 
 
 _FITS = (HeadroomCode.FITS, HeadroomCode.FITS_WITH_LOSS_SCALE)
+_UNMEASURED = HeadroomCode.GRADIENTS_NOT_MEASURED
 _WEIGHTS_ONLY = "it was made with --weights-only"
 _NUM_LOSS_SCALES = 25
 
@@ -289,7 +290,7 @@ class FiledMetric:
 def _read_fits(headroom: Headroom) -> float | str:
     if headroom.activations is None and headroom.verdict.code in _FITS:
         return _WEIGHTS_ONLY
-    return float(headroom.verdict.code in _FITS)
+    return headroom.verdict.sentence if headroom.verdict.code == _UNMEASURED else float(headroom.verdict.code in _FITS)
 
 
 def _read_margin_bits(headroom: Headroom) -> float | str:
@@ -302,6 +303,8 @@ def _read_margin_bits(headroom: Headroom) -> float | str:
 def _read_loss_scales(headroom: Headroom) -> float | str:
     if headroom.plain is None:
         return _WEIGHTS_ONLY
+    if headroom.verdict.code == _UNMEASURED:
+        return headroom.verdict.sentence
     low, high = headroom.plain.from_exponent, headroom.plain.to_exponent
     return 0.0 if low is None or high is None else float(high - low + 1)
 

@@ -1,12 +1,10 @@
 """From findings to a verdict and its sentences; every claim is of a run that was made."""
 
-from typing import Final
-
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.train import LossScaleSettings
 from mismatch_probe.dtypes import FP16_LARGEST
 from mismatch_probe.headroom.findings import is_too_small
-from mismatch_probe.headroom.passes import fits, is_close
+from mismatch_probe.headroom.passes import fits, is_close, leaves_gradient
 from mismatch_probe.notation import (
     join_names,
     write_count,
@@ -63,6 +61,8 @@ def judge_headroom(
         *_gradient_sentences(gradients, plain, bf16),
     ]
     if fits(plain, bf16) and not overflowing:
+        if not leaves_gradient(plain, bf16):
+            return HeadroomVerdict.of(HeadroomCode.GRADIENTS_NOT_MEASURED, evidence)
         code = HeadroomCode.FITS if plain.from_exponent == 0 else HeadroomCode.FITS_WITH_LOSS_SCALE
         return HeadroomVerdict.of(code, evidence, scales=plain.fitting_scales, scale=_scale_advice(plain))
     trouble = _trouble(plain, activations, gradients, bf16, overflowing)
@@ -72,6 +72,7 @@ def judge_headroom(
         return HeadroomVerdict.of(
             HeadroomCode.FITS_EXCEPT,
             evidence,
+            "" if leaves_gradient(advice, bf16) else "no gradient",
             trouble=trouble,
             parts=advice.parts_in_fp32,
             scales=advice.fitting_scales,
@@ -104,7 +105,7 @@ def _trouble(
             "Forward pass and loss are finite in FP16, but the backward pass overflows at every loss scale; the "
             f"largest gradient is at {largest}."
         )
-    elif plain.from_exponent is None:
+    elif plain.from_exponent is None and leaves_gradient(plain, bf16):
         troubles.append(
             "The FP16 gradient is finite only at loss scales where it is further from FP32 than BF16's; the largest is "
             f"at {largest}."
@@ -163,10 +164,6 @@ def _logprob_sentence(plain: PrecisionTrial, bf16: PrecisionTrial) -> str:
     return f"{sentence}; FP16 is the further one on {_percent(plain.further_share)} of the tokens that are off"
 
 
-_NO_GRADIENT: Final = 1.0
-"""A relative error beyond which rounding is all that is left of a gradient."""
-
-
 def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16: PrecisionTrial) -> list[str]:
     """What underflows, what overflows, and what AdamW's moments would lose."""
     underflow, largest, optimizer = gradients.underflow[0], gradients.activations[0], gradients.optimizer
@@ -184,10 +181,10 @@ def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16
             f"FP16 backward passes: {plain.fitting_scales} fits; smallest relative error "
             f"{write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16{end}"
         )
-    if min(plain.gradient_error or 0.0, bf16.gradient_error or 0.0) > _NO_GRADIENT:
+    if not leaves_gradient(plain, bf16):
         sentences.append(
-            "in FP16 and in BF16 the error is larger than the gradient itself, so which loss scales fit is luck: these "
-            "responses leave next to no gradient; give more prompts, or a longer --max-new-tokens"
+            "in FP16 and in BF16 the error is as large as the gradient itself: these responses leave next to no "
+            "gradient, and whether a loss scale fits was not measured"
         )
     sentences.append(
         f"optimizer: AdamW's moments stay in FP32; in FP16 {_percent(optimizer.first_moment_flushed)} of the first and "

@@ -212,6 +212,8 @@ EXPONENTS: Final = tuple(range(25))
 _COARSE_STEP: Final = 4
 _NEAR_THE_BEST: Final = 1.25
 _NEGLIGIBLE_NATS: Final = 1e-5
+_NO_GRADIENT: Final = 0.99
+"""The relative error from which nothing is left of a gradient: zero in its place has 1, rounding alone more."""
 _MOST: Final = 0.5
 _FAR: Final = 8.0
 
@@ -295,14 +297,15 @@ def _further_share(errors_T: torch.Tensor, yardstick_T: torch.Tensor) -> float:
 def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: PrecisionTrial | None) -> tuple[int | None, int | None]:
     """The range of tried exponents around the most accurate one whose gradients are finite and nearly as accurate.
 
-    Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick.
+    Nearly: within 1.25 of its error. None fits where even that one is further from FP32 than the yardstick, or errs by
+    as much as a gradient of zero.
     """
     errors = {scale.exponent: scale.relative_error for scale in scales if scale.relative_error is not None}
     if not errors:
         return None, None
     best = min(errors, key=errors.__getitem__)
     limit = None if yardstick is None else yardstick.gradient_error
-    if limit is not None and errors[best] > limit:
+    if errors[best] >= _NO_GRADIENT or (limit is not None and errors[best] > limit):
         return None, None
     exponents = sorted(scale.exponent for scale in scales)
     is_near = [errors.get(exponent, math.inf) <= _NEAR_THE_BEST * errors[best] for exponent in exponents]
@@ -315,8 +318,20 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: PrecisionTrial | No
 
 
 def fits(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
-    """Everything finite, a loss scale that fits, and log-probs at least as close to FP32 as the yardstick's."""
-    return trial.first_nonfinite is None and trial.from_exponent is not None and is_close(trial, yardstick)
+    """Everything finite, log-probs at least as close to FP32 as the yardstick's, and a loss scale that fits, where the
+    responses leave a gradient that can be seen.
+    """
+    has_scale = trial.from_exponent is not None or not leaves_gradient(trial, yardstick)
+    return trial.first_nonfinite is None and has_scale and is_close(trial, yardstick)
+
+
+def leaves_gradient(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
+    """Whether the responses leave a gradient that 16 bits can show: one of both errs by less than the gradient itself.
+
+    Where neither does, rounding alone decides which loss scales seem to fit. A trial whose gradients all overflow has
+    seen large ones.
+    """
+    return min(trial.gradient_error or 0.0, yardstick.gradient_error or 0.0) < _NO_GRADIENT
 
 
 def is_close(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:

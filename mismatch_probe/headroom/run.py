@@ -23,6 +23,7 @@ from mismatch_probe.headroom.passes import (
     TrialRun,
     fits,
     is_close,
+    leaves_gradient,
     look_backward,
     look_forward,
 )
@@ -135,7 +136,7 @@ def _suspects(
         return [*plain_runs.too_large(), trial_run.first_nonfinite.module, *suspects]
     if not is_close(trial, bf16):
         suspects += [*plain_runs.too_small(), *_of_lossy_weights(bench)]
-    if trial.from_exponent is None:
+    if trial.from_exponent is None and leaves_gradient(trial, bf16):
         for exponent in _SCALE_STEPS:
             operations = plain_runs.gradients_too_large(exponent)
             if not {fp32_parts.fp32_module(bench.reference, module) for module in operations} <= chosen_modules:

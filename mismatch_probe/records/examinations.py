@@ -230,6 +230,8 @@ class Headroom(Record):
 
     @property
     def exit_code(self) -> ExitCode:
+        if self.verdict.code == HeadroomCode.GRADIENTS_NOT_MEASURED:
+            return ExitCode.INCONCLUSIVE
         return ExitCode.GATE_FAILED if self.verdict.code == HeadroomCode.DOES_NOT_FIT else ExitCode.PASS
 
 

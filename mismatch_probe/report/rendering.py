@@ -25,7 +25,7 @@ from mismatch_probe.report.figures.canvas import theme
 from mismatch_probe.report.names import KEY_MARKERS, SIGNS, advice_parts, visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Figure, Panel
 
-_OWN_SCRIPTS = ("page.js", "responses.js")
+_OWN_SCRIPTS = ("unpack.js", "page.js", "responses.js")
 _CDN = "https://cdn.plot.ly/plotly-{version}.min.js"
 
 

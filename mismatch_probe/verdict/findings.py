@@ -47,6 +47,7 @@ _FITS: Final = {
     HeadroomCode.FITS: "the checkpoint fits FP16",
     HeadroomCode.FITS_WITH_LOSS_SCALE: "the checkpoint fits FP16 with a loss scale",
     HeadroomCode.FITS_EXCEPT: "the checkpoint fits FP16 except some modules",
+    HeadroomCode.GRADIENTS_NOT_MEASURED: "weights and activations fit FP16 and gradients were not measured",
     HeadroomCode.DOES_NOT_FIT: "the checkpoint does not fit FP16",
 }
 _OPEN_FIRST: Final = {
@@ -104,6 +105,11 @@ def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
         return ["Train in FP16: no, the engine refuses this checkpoint in FP16."]
     if document.activations is None:
         return ["Train in FP16: undecided, headroom looked at the weights alone; they fit FP16."]
+    if document.verdict.code == HeadroomCode.GRADIENTS_NOT_MEASURED:
+        return [
+            "Train in FP16: undecided, headroom's responses leave next to no gradient to measure; weights and "
+            "activations fit FP16."
+        ]
     kind, times = overall(summary.pairs).kind, _times_closer(summary)
     if kind in _OPEN_FIRST:
         return [f"Train in FP16: undecided {_OPEN_FIRST[kind]}, though {fits}."]

@@ -166,6 +166,58 @@ def test_an_interrupt_that_reaches_a_finaliser_comes_again_and_those_after_it_do
     assert (ended.stdout, ended.stderr) == ("cleaned up\n", "")
 
 
+WAITS_AT_ITS_END = """
+import time
+from mismatch_probe import __main__ as program
+from mismatch_probe.cli import commands
+def invoke(words):
+    try:
+        print(end=">", flush=True)
+        while True: time.sleep(0.01)
+    finally:
+        time.sleep(600)
+commands.invoke = invoke
+program.main()
+"""
+
+
+def test_ctrl_c_is_answered_at_once_and_a_second_one_ends_at_once() -> None:
+    words = [sys.executable, "-c", WAITS_AT_ITS_END, "compare"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1) == ">"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        pressed = time.monotonic()
+        assert process.stderr.readline() == "Interrupted: ending what runs. Ctrl-C again ends at once.\n"
+        time.sleep(max(0.0, cli_process._SECOND_PRESS_SECONDS + 0.1 - (time.monotonic() - pressed)))
+        assert process.poll() is None, "one that came with the first is not the second"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == ExitCode.INTERRUPTED
+        assert process.stderr.read() == "mismatch-probe: interrupted\n"
+
+
+SLOW_TO_FREE = """
+import atexit, signal, time
+from mismatch_probe import __main__ as program
+from mismatch_probe.cli import commands
+class Large:
+    def __del__(self, sleep=time.sleep): sleep(600)
+large = Large()
+atexit.register(print, "jobs ended")
+commands.invoke = lambda words: signal.raise_signal(signal.SIGINT)
+program.main()
+"""
+
+
+def test_an_interrupted_command_ends_its_jobs_and_does_not_wait_for_python_to_free_what_it_holds() -> None:
+    words = [sys.executable, "-c", SLOW_TO_FREE, "compare"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == ExitCode.INTERRUPTED
+    assert (ended.stdout, ended.stderr) == ("jobs ended\n", "mismatch-probe: interrupted\n")
+
+
 def test_a_process_that_was_started_deaf_stays_so() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

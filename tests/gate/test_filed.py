@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.examinations import Headroom
+from mismatch_probe.records.examinations import Headroom, HeadroomVerdict
 from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import CommandLine, Ended, check, gate_file
@@ -95,6 +96,16 @@ def test_weights_alone_do_not_say_that_a_model_fits(judged: Judge) -> None:
     nothing_run = headroom().model_copy(update=dict.fromkeys(("activations", "gradients", "plain", "bf16")))
     ended = judged(check(metric="headroom_fits", equal=1), nothing_run)
     assert (ended.code, "made with --weights-only" in ended.stderr) == (ExitCode.ENVIRONMENT, True)
+
+
+@pytest.mark.parametrize("metric", ["headroom_fits", "headroom_loss_scales"])
+def test_gradients_that_were_not_measured_do_not_say_that_a_model_fits(judged: Judge, metric: str) -> None:
+    verdict = HeadroomVerdict.of(HeadroomCode.GRADIENTS_NOT_MEASURED, [])
+    ended = judged(
+        check(metric=metric, min=1) if metric == "headroom_loss_scales" else check(metric=metric, equal=1),
+        headroom().model_copy(update={"verdict": verdict}),
+    )
+    assert (ended.code, "gradients were not measured" in ended.stderr) == (ExitCode.ENVIRONMENT, True)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.report.answers.headroom import headroom_answer
 from mismatch_probe.report.screen import print_answer
@@ -34,6 +35,19 @@ def test_a_checkpoint_that_does_not_fit_ends_with_1(tmp_path: Path, command_line
     ended = command_line("headroom", "--model", planted(tmp_path / "m", changes=changes), *SMALL)
     assert ended.code == 1
     assert "Activations overflow FP16, first at model.embed_tokens" in ended.stdout
+
+
+@pytest.mark.slow
+def test_responses_that_leave_no_gradient_are_no_yes(tmp_path: Path, command_line: CommandLine) -> None:
+    """The demo is certain of this sum: FP16's gradient of it is zero, and BF16's error thousands of times its size."""
+    sampling = ("--prompts", "sums:easy", "--num-prompts", 1, "--samples-per-prompt", 2, "--max-new-tokens", 8)
+    ended = command_line("headroom", "--model", "demo", *sampling, "--out", tmp_path / "out")
+    assert ended.code == ExitCode.INCONCLUSIVE
+    assert "Weights and activations fit FP16; gradients were not measured" in " ".join(ended.stdout.split())
+    assert "--num-prompts" in ended.stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "gradients not measured" in page
+    assert "not measured</" in page
 
 
 def test_weights_only_runs_nothing(tmp_path: Path, command_line: CommandLine) -> None:

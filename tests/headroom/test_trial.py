@@ -2,10 +2,11 @@
 
 import pytest
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.headroom.judge import _gradient_sentences
+from mismatch_probe.headroom.judge import judge_headroom
 from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
-from mismatch_probe.records.examinations import PrecisionTrial, ScaleTrial
+from mismatch_probe.records.examinations import HeadroomVerdict, PrecisionTrial, ScaleTrial
 from tests.report.documents import headroom
 
 
@@ -72,19 +73,50 @@ def test_scales_between_the_outermost_that_fit_and_the_next_are_tried_too(
     assert exponents_at_the_ends(scales(errors)) == left
 
 
-@pytest.mark.parametrize(("times", "is_said"), [(1.0, False), (1e7, True)])
-def test_a_gradient_that_is_all_rounding_in_both_formats_is_said_to_be_none(times: float, is_said: bool) -> None:
-    """Certain responses leave none, and then any loss scale seems to fit."""
+@pytest.mark.parametrize(
+    ("fp16", "bf16", "code"),
+    [
+        (0.1, 0.8, HeadroomCode.FITS),
+        (0.1, 5e3, HeadroomCode.FITS),
+        (1.0, 5e3, HeadroomCode.GRADIENTS_NOT_MEASURED),
+        (3e3, 5e3, HeadroomCode.GRADIENTS_NOT_MEASURED),
+        (6e3, 5e3, HeadroomCode.GRADIENTS_NOT_MEASURED),
+        (6e3, 0.8, HeadroomCode.DOES_NOT_FIT),
+        (None, 5e3, HeadroomCode.DOES_NOT_FIT),
+    ],
+)
+def test_a_gradient_that_is_all_rounding_in_both_formats_was_not_measured(
+    fp16: float | None, bf16: float, code: HeadroomCode
+) -> None:
+    """Certain responses leave none, and then any loss scale seems to fit. One that is zero in FP16 errs by 1."""
+    yardstick = tried(Dtype.BF16, {0: bf16}, 1e-3)
+    verdict = judged(tried(Dtype.FP16, {0: fp16, 4: fp16}, 1e-4, yardstick), yardstick)
+    is_unmeasured = code == HeadroomCode.GRADIENTS_NOT_MEASURED
+    assert verdict.code == code
+    assert any("next to no gradient" in sentence for sentence in verdict.evidence) == is_unmeasured
+    assert ("--num-prompts" in " ".join(verdict.advice)) == is_unmeasured
+    assert "further from FP32 than BF16's" not in verdict.sentence or bf16 < 1
+
+
+def test_modules_in_fp32_do_not_bring_a_gradient_that_is_not_there() -> None:
+    bf16 = tried(Dtype.BF16, {0: 5e3}, 1e-3)
+    far, near = (tried(Dtype.FP16, {0: 3e3}, error, bf16) for error in (1.0, 1e-4))
+    verdict = judged(far, bf16, near.model_copy(update={"modules_in_fp32": ["lm_head"]}))
+    assert verdict.code == HeadroomCode.FITS_EXCEPT
+    assert "weights and activations fit; gradients were not measured" in verdict.sentence
+
+
+def tried(
+    dtype: Dtype, errors: dict[int, float | None], logprob_error: float, yardstick: PrecisionTrial | None = None
+) -> PrecisionTrial:
+    """What a run gives whose gradients err by so much."""
+    low, high = scales_that_fit(scales(errors), yardstick)
+    figures = {"scales": scales(errors), "dtype": dtype, "from_exponent": low, "to_exponent": high}
+    return trial(logprob_error, 1.0).model_copy(update=figures)
+
+
+def judged(plain: PrecisionTrial, bf16: PrecisionTrial, advice: PrecisionTrial | None = None) -> HeadroomVerdict:
     document = headroom()
+    assert document.activations is not None
     assert document.gradients is not None
-    assert document.plain is not None
-    assert document.bf16 is not None
-    trials = []
-    for each in (document.plain, document.bf16):
-        scales = [
-            scale.model_copy(update={"relative_error": scale.relative_error and times * scale.relative_error})
-            for scale in each.scales
-        ]
-        trials.append(each.model_copy(update={"scales": scales}))
-    sentences = _gradient_sentences(document.gradients, *trials)
-    assert any("next to no gradient" in sentence for sentence in sentences) == is_said
+    return judge_headroom(document.weights, document.activations, document.gradients, plain, bf16, advice, [])

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.model import ExplainSettings
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.examinations import HeadroomVerdict
 from mismatch_probe.records.findings import Document, Explanation, Findings, SideExplanation, Trial
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, summary_of_run
@@ -244,6 +246,11 @@ def _weights_alone() -> list[Document]:
     return [headroom().model_copy(update={"activations": None})]
 
 
+def _without_gradient() -> list[Document]:
+    verdict = HeadroomVerdict.of(HeadroomCode.GRADIENTS_NOT_MEASURED, [])
+    return [headroom().model_copy(update={"verdict": verdict})]
+
+
 BUG = Verdict(kind="bug", code="label_offset", sentence="The labels are shifted.")
 BROKEN = Verdict(kind="broken", code="missing_logprobs", sentence="The data is broken: 3 log-probs are missing.")
 FITS = "though the checkpoint fits FP16 with a loss scale (headroom)."
@@ -260,6 +267,11 @@ def test_the_sentence_on_fp16_is_yes_no_or_undecided_in_every_case() -> None:
         (_ratio(summary, 0.5, 0.9), fits, f"no, it shows no gain over BF16 here, {FITS}"),
         (_ratio(summary, 0.8, 4000), fits, f"undecided, too few prompts to tell whether it is closer, {FITS}"),
         (summary, _weights_alone(), "undecided, headroom looked at the weights alone; they fit FP16."),
+        (
+            summary,
+            _without_gradient(),
+            "undecided, headroom's responses leave next to no gradient to measure; weights and activations fit FP16.",
+        ),
         (not_asked_for, fits, f"undecided without a pair in BF16 and one in FP16, {FITS}"),
         (no_fp32, fits, f"undecided until a bug is ruled out, {FITS}"),
         (judged(BUG, is_logged=False), fits, f"undecided until the bug is fixed, {FITS}"),

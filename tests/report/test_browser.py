@@ -1,6 +1,9 @@
 """In a real browser: drawings are drawn and answer, what a model wrote does nothing, and the page fits a phone."""
 
+import base64
+import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,41 @@ def test_every_drawing_is_drawn_and_the_browser_complains_of_nothing(report: Tab
     assert report.run("document.querySelectorAll('.plot').length") > 10
     assert report.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
     assert report.console == []
+
+
+UNPACKED_HERE = """
+(() => {
+  const element = document.body.appendChild(document.createElement("script"));
+  Object.assign(element, { type: "text/plain", id: "packed-by-a-test", textContent: %s });
+  try {
+    return unpacked("packed-by-a-test");
+  } catch (error) {
+    return error.message;
+  } finally {
+    element.remove();
+  }
+})()
+"""
+
+
+def unpacked_there(tab: Tab, compressed: bytes) -> Any:
+    packed = base64.b85encode(compressed).decode().replace("<", ",")
+    return tab.run(UNPACKED_HERE % json.dumps(packed))
+
+
+def test_what_is_packed_is_unpacked_by_the_page(report: Tab) -> None:
+    """Blocks that are stored, those of fixed codes and those that bring their own."""
+    noise = "".join(map(chr, random.Random(0).choices(range(32, 1000), k=20_000)))
+    for text in ("", "a", "abc" * 50_000, "é€😀" * 999, noise):
+        for level in (0, 1, 9):
+            assert unpacked_there(report, gzip.compress(text.encode(), level, mtime=0)) == text
+
+
+def test_what_is_packed_and_damaged_is_an_error_and_no_endless_loop(report: Tab) -> None:
+    intact = gzip.compress(b"what is packed " * 99, mtime=0)
+    length = intact[-4:]
+    for damaged in (b"A" * 60, intact[:10] + b"\xff" * 20 + length, intact[:10] + bytes(9) + length):
+        assert unpacked_there(report, damaged) == "what is packed in the page is damaged"
 
 
 def test_ticks_between_powers_of_ten_are_whole_numbers(report: Tab) -> None:
@@ -383,6 +421,35 @@ def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab)
         tab.call("Emulation.setEmulatedMedia", media="")
         tab.run("dispatchEvent(new Event('afterprint'))")
     assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
+
+
+PRINTS_AS_IT_OPENS = """
+addEventListener("DOMContentLoaded", () => {
+  dispatchEvent(new Event("beforeprint"));
+  const drawn = [...document.querySelectorAll(".plot")].map((plot) => Boolean(plot.querySelector(".main-svg")));
+  document.documentElement.dataset.printed = `${drawn.filter(Boolean).length} of ${drawn.length}`;
+});
+"""
+
+
+def test_a_page_that_is_printed_as_it_opens_has_its_drawings(tab: Tab, page: str, tmp_path: Path) -> None:
+    """Before anything came into view, and before the page was idle."""
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=PRINTS_AS_IT_OPENS)
+    try:
+        drawn, total = shown(tab, page, tmp_path).run("document.documentElement.dataset.printed").split(" of ")
+    finally:
+        tab.call("Page.removeScriptToEvaluateOnNewDocument", **added)
+    assert drawn == total
+    assert int(total) > 10
+    assert tab.console == []
+
+
+def test_a_page_without_drawings_that_is_printed_does_not_say_that_they_failed(
+    tab: Tab, without_drawings: str, tmp_path: Path
+) -> None:
+    shown(tab, without_drawings, tmp_path).run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("document.documentElement.dataset.figures") is None
+    tab.run("dispatchEvent(new Event('afterprint'))")
 
 
 def test_no_line_of_a_command_ends_inside_a_flag_on_a_narrow_screen(

@@ -81,7 +81,7 @@ class ModelEngine(Engine):
         ids = torch.tensor(prompts)
         for _ in range(sampling.max_new_tokens):
             with torch.no_grad():
-                probabilities = self.model(ids, logits_to_keep=1).logits[:, -1].softmax(-1)
+                probabilities = self.model(ids, logits_to_keep=1).logits[:, -1].float().softmax(-1)
             drawn = [
                 torch.multinomial(row, 1, generator=generator)
                 for row, generator in zip(probabilities, generators, strict=True)
@@ -99,7 +99,7 @@ class ModelEngine(Engine):
     def _scored(self, sequences: Sequence[TokenSequence]) -> list[ScoredSequence]:
         ids = torch.tensor([sequence.prompt_token_ids + sequence.token_ids for sequence in sequences])
         with torch.no_grad():
-            log_softmax = self.model(ids).logits.log_softmax(-1)
+            log_softmax = self.model(ids).logits.float().log_softmax(-1)
         first = len(sequences[0].prompt_token_ids)
         found = log_softmax[:, first - 1 : -1].gather(-1, ids[:, first:, None])[..., 0]
         return [ScoredSequence(one.id, np.asarray(row)) for one, row in zip(sequences, found.numpy(), strict=True)]

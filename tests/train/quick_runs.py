@@ -36,6 +36,14 @@ class StoppingEngine(ModelEngine):
         return [replace(one, finish_reason="stop") for one in super().sample(requests, sampling)]
 
 
+class BfloatEngine(StoppingEngine):
+    """It computes in BF16, so that it rounds otherwise than a trainer in FP32 on every processor."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.model = self.model.bfloat16()
+
+
 def quick_home(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: StartEngine = StoppingEngine) -> Path:
     """`folder` with problems and rewards, and a quick engine wherever one is started; no token ends its responses.
 

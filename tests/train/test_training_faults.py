@@ -20,7 +20,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.parts import TrainingParts
-from tests.train.quick_runs import quick_home, quick_settings
+from tests.train.quick_runs import BfloatEngine, quick_home, quick_settings
 from tests.warm_python import warm_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -134,8 +134,9 @@ def test_an_action_of_the_trainer_alone_does_what_it_says(
     """Half of the largest abs(S) is a bound that leaves out less than half of 32 responses, but not always of 16.
 
     The engine computes in BF16: in one dtype there are CPUs on which both sides agree to the last bit, and no S is far.
+    An engine that only held BF16 weights would agree to FP32's rounding until the first update, and not from then on.
     """
-    quick = quick_settings(llama, quick_home(tmp_path, monkeypatch), 1).model_dump(mode="json")
+    quick = quick_settings(llama, quick_home(tmp_path, monkeypatch, BfloatEngine), 1).model_dump(mode="json")
     parts = {"infer_dtype": "bf16", **{name: quick[name] for name in ("model", "task", "train_dtype")}}
     proof = prove(tmp_path / "run", **parts, rollout={"prompts": 8, "samples": 4, "max_new_tokens": 4})
     assert proof.holds, (proof.checks, proof.seen)

@@ -55,6 +55,7 @@ _BADGES = {
     HeadroomCode.FITS: Badge("clean", "fits"),
     HeadroomCode.FITS_WITH_LOSS_SCALE: Badge("clean", "fits with a loss scale"),
     HeadroomCode.FITS_EXCEPT: Badge("precision", "fits except some modules"),
+    HeadroomCode.GRADIENTS_NOT_MEASURED: Badge("undecided", "gradients not measured"),
     HeadroomCode.DOES_NOT_FIT: Badge("bug", "does not fit"),
 }
 _LINES = {
@@ -91,7 +92,7 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
     place = f"{tightest.module or 'the model'} ({tightest.operation})"
     tiles = [
         Tile("Room before FP16 overflows", _room(tightest.margin_bits), f"at {place}"),
-        Tile("Loss scales that fit", plain.fitting_scales, "what small gradients are multiplied by"),
+        Tile("Loss scales that fit", _fitting_scales(headroom, plain), "what small gradients are multiplied by"),
     ]
     errors = plain.logprob_error_nats, bf16.logprob_error_nats
     if all(errors):
@@ -99,6 +100,11 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
         note = f"{write_number(fp16)} against {write_number(other)} nats, rms"
         tiles.insert(1, Tile("Error of log-probs, FP16 to BF16", f"{write_number(fp16 / other)} times", note))
     return tiles
+
+
+def _fitting_scales(headroom: Headroom, trial: PrecisionTrial) -> str:
+    is_measured = headroom.verdict.code != HeadroomCode.GRADIENTS_NOT_MEASURED
+    return trial.fitting_scales if is_measured else "not measured"
 
 
 def _room(margin_bits: float | None) -> str:
@@ -178,7 +184,7 @@ def _headroom_table(headroom: Headroom) -> Table:
             ["every result finite", "yes" if first is None else "no", ABSENT if first is None else visible(first)],
             ["error of log-probs, rms nats", *_versus([trial.logprob_error_nats for trial in both])],
             ["error of the gradient", *_versus([trial.gradient_error for trial in both])],
-            ["loss scales that fit", headroom.plain.fitting_scales, ABSENT],
+            ["loss scales that fit", _fitting_scales(headroom, headroom.plain), ABSENT],
         ]
     return Table("What was seen", ["", "FP16", "where, or BF16"], rows, text_columns=frozenset({2}), is_stacked=True)
 

@@ -18,37 +18,13 @@
   const BEFORE_THE_LEAST = 6; // times: what begins at the edge of a logarithmic axis
   const FITTED_ANEW = { autorange: true, range: null, dtick: null };
 
-  async function unpacked(id) {
-    const bytes = fromBase85(document.getElementById(id).textContent);
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-  }
-
-  // Five characters are four bytes; what is missing of the last five is missing of the bytes.
-  const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
-  function fromBase85(text) {
-    const values = new Uint8Array(128);
-    for (let digit = 0; digit < DIGITS.length; digit++) values[DIGITS.charCodeAt(digit)] = digit;
-    const groups = Math.ceil(text.length / 5);
-    const bytes = new DataView(new ArrayBuffer(4 * groups));
-    for (let group = 0; group < groups; group++) {
-      let number = 0;
-      for (let place = 5 * group; place < 5 * group + 5; place++) {
-        number = 85 * number + (place < text.length ? values[text.charCodeAt(place)] : 84);
-      }
-      bytes.setUint32(4 * group, number);
-    }
-    return new Uint8Array(bytes.buffer, 0, 4 * groups - (5 * groups - text.length));
-  }
-
-  // What draws is unpacked once, when the first drawing comes into view.
+  // What draws is unpacked once, when the first drawing comes into view or onto paper.
   let drawings;
-  let loading;
-  const ready = () => (loading ??= load());
-  async function load() {
-    drawings = JSON.parse(await unpacked("figures"));
+  function load() {
+    drawings ??= JSON.parse(unpacked("figures"));
     if (window.Plotly) return;
     const script = document.createElement("script");
-    script.textContent = await unpacked("plotlyjs");
+    script.textContent = unpacked("plotlyjs");
     document.head.append(script);
     if (!window.Plotly) throw new Error("plotly.js did not start");
   }
@@ -126,9 +102,15 @@
 
   const drawn = () => plots.filter((plot) => plot.dataset.drawn);
   const redraw = () => drawn().forEach(draw);
-  function failed(error) {
-    root.dataset.figures = "failed";
-    console.error(error);
+  function attempt(drawing) {
+    if (!plots.length || root.dataset.figures) return;
+    try {
+      load();
+      drawing();
+    } catch (error) {
+      root.dataset.figures = "failed";
+      console.error(error);
+    }
   }
 
   const watcher = new IntersectionObserver(
@@ -136,7 +118,7 @@
       const seen = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
       if (!seen.length) return;
       seen.forEach((plot) => watcher.unobserve(plot));
-      ready().then(() => seen.forEach(draw)).catch(failed);
+      attempt(() => seen.forEach(draw));
     },
     { rootMargin: "600px" },
   );
@@ -151,15 +133,14 @@
     draw(plot);
     whenIdle(drawNext);
   }
-  if (plots.length) addEventListener("load", () => whenIdle(() => ready().then(drawNext).catch(failed)));
+  addEventListener("load", () => whenIdle(() => attempt(drawNext)));
 
   // What is folded or not drawn yet is there on paper, in light colours.
   addEventListener("beforeprint", () => {
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
     for (const fold of document.querySelectorAll(".whole, .finding")) fold.open = true;
-    if (!drawings || !window.Plotly) return;
-    plots.forEach(draw);
+    attempt(() => plots.forEach(draw));
     // A drawing is as wide as its place on the screen; on paper it is scaled to its place there.
     for (const container of document.querySelectorAll(".svg-container")) {
       const { width, height } = container.getBoundingClientRect();
