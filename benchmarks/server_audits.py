@@ -76,8 +76,8 @@ class Asked:
 
     @property
     def name(self) -> str:
-        behind = "" if self.temperature is None else f"-t{self.temperature:g}"
-        return f"{self.how}-{self.declared}{behind}"
+        suffix = "" if self.temperature is None else f"-t{self.temperature:g}"
+        return f"{self.how}-{self.declared}{suffix}"
 
 
 def cases() -> Iterator[tuple[Served, list[Asked]]]:
@@ -131,8 +131,8 @@ def main() -> None:
         return
     checkpoints = {"demo": demo_checkpoint(), "smollm2": arguments.smollm2}
     servers: dict[tuple[str, str], list[tuple[Served, list[Asked]]]] = {}
-    for served, asked in cases():
-        chosen = [each for each in asked if re.search(arguments.only, f"{served.name}/{each.name}")]
+    for served, questions in cases():
+        chosen = [each for each in questions if re.search(arguments.only, f"{served.name}/{each.name}")]
         if chosen and checkpoints[served.model] is not None:
             servers.setdefault((served.model, served.dtype), []).append((served, chosen))
     for (model, dtype), of_server in servers.items():
@@ -145,12 +145,12 @@ def run_cases(out: Path, dtype: str, of_server: list[tuple[Served, list[Asked]]]
     if of_server[0][0].model != "demo":
         words += ["--max-model-len", "512", "--max-num-batched-tokens", "8192", "--kv-cache-memory-bytes", str(2**29)]
     with RealServer(out / "server.log", *words, checkpoint=checkpoint) as server:
-        for served, asked in of_server:
+        for served, questions in of_server:
             folder = out / served.name
             folder.mkdir(parents=True, exist_ok=True)
             if served.rounding:
                 server.load(rounded_copy(checkpoint, folder / "checkpoint", _ROUNDINGS[served.rounding]))
-            for each in asked:
+            for each in questions:
                 with contextlib.ExitStack() as stack:
                     url = server.url
                     if each.temperature is not None:
@@ -167,19 +167,19 @@ def _at(temperature: float) -> Any:
     return change
 
 
-def ask(folder: Path, served: Served, asked: Asked, checkpoint: Path, url: str) -> None:
+def ask(folder: Path, served: Served, question: Asked, checkpoint: Path, url: str) -> None:
     prompts = ["--prompts", "sums:long", "--max-new-tokens", "64"]
     if served.model != "demo":
         prompts = ["--prompts", "examples/prompts/chats.jsonl", "--max-new-tokens", "32"]
     command = [
         *(sys.executable, "-m", "mismatch_probe", "audit", "--model", str(checkpoint), "--num-prompts", "24"),
-        *(*prompts, "--server", url, "--dtype", asked.declared, *_HOW[asked.how], "--out", str(folder)),
+        *(*prompts, "--server", url, "--dtype", question.declared, *_HOW[question.how], "--out", str(folder)),
     ]
     print(folder, " ".join(command[3:]), flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    about = {"served": served.words, "model": served.model, "asked": asked.__dict__, "code": ended.returncode}
+    about = {"served": served.words, "model": served.model, "asked": question.__dict__, "code": ended.returncode}
     if ended.returncode in (2, 4):
         raise SystemExit(ended.stderr[-3000:])
     (folder / "case.json").write_text(json.dumps(about))
@@ -196,8 +196,8 @@ def publish(out: Path) -> None:
 
 
 def row(case: dict[str, Any], audit: Audit) -> str:
-    asked = Asked(**case["asked"])
-    behind = "" if asked.temperature is None else f", at temperature {asked.temperature:g} behind a proxy"
+    question = Asked(**case["asked"])
+    suffix = "" if question.temperature is None else f", at temperature {question.temperature:g} behind a proxy"
     agreement, law = audit.agreement, audit.law
     tokens = write_many(audit.responses.num_tokens, "token")
     equal = moved = temperature = ""
@@ -213,8 +213,8 @@ def row(case: dict[str, Any], audit: Audit) -> str:
         temperature = f"{law.temperature:.3f} [{law.temperature_low:.3f}, {law.temperature_high:.3f}]"
     kind = {"clean": "as declared", "bug": "not as declared", "undecided": "undecided"}[audit.verdict.kind]
     answer = kind if audit.verdict.cause is None else f"{kind}: {audit.verdict.cause}"
-    how = f"{asked.how}, declared {asked.declared.upper()}"
-    return f"| {case['model']} | {case['served']}{behind} | {how} | {answer} | {equal} | {moved} | {temperature} |"
+    how = f"{question.how}, declared {question.declared.upper()}"
+    return f"| {case['model']} | {case['served']}{suffix} | {how} | {answer} | {equal} | {moved} | {temperature} |"
 
 
 if __name__ == "__main__":

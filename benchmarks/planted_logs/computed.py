@@ -143,9 +143,9 @@ def updated(model: Any, source: Any, size: float, seed: int) -> None:
             mine.data = theirs.data.clone()
             continue
         rows, columns = theirs.shape
-        left = torch.randn(rows, 4, generator=generator)
-        right = torch.randn(4, columns, generator=generator)
-        step = left @ right / 2
+        outputs = torch.randn(rows, 4, generator=generator)
+        inputs = torch.randn(4, columns, generator=generator)
+        step = outputs @ inputs / 2
         mine.data = (theirs.data.float() + size * theirs.data.float().std() * step).to(theirs.dtype)
 
 

@@ -102,17 +102,21 @@ SIDE_WORDS = {"mu": ("engine", "(mu)"), "pi": ("training path", "trainer", "(pi)
 
 
 def judge_places(code: str, numbers: Sequence[Sequence[int]], side: str) -> Callable[[Answer], Named]:
-    """The cause, one of each list of numbers in its words, and the side; no side named is None."""
+    """The cause, its numbers, each of which may be one of several, and the side; no side named is None."""
 
     def judge(answer: Answer) -> Named:
         verdict = answer.verdict
         named = verdict["code"] == code or any(code in str(cause) for cause in verdict["also"])
-        said = " ".join([verdict["sentence"], *verdict["evidence"]])
-        found = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", said)}
+        pattern = {
+            "period": r"every ([\d,]+) places of the context, at ([\d,]+)",
+            "onset": r"place ([\d,]+) of the context",
+        }
+        match = re.search(pattern[code], verdict["sentence"])
+        shown = [int(number.replace(",", "")) for number in match.groups()] if match else []
         words = verdict["sentence"].split(". ")[0]
         is_of = {name: any(word in words for word in SIDE_WORDS[name]) for name in SIDES}
         right = None if is_of["mu"] == is_of["pi"] or words.startswith("One side") else is_of[side]
-        place = all(found & set(values) for values in numbers)
+        place = len(shown) == len(numbers) and all(n in values for n, values in zip(shown, numbers, strict=True))
         return Named(named, place, right, " / ".join([words, *verdict["evidence"]])[:500])
 
     return judge
@@ -192,8 +196,10 @@ def own_noise(smollm2: Path | None, *, explains: bool) -> Plant:
             accused = [cause for cause in answer.causes if answer.verdict["kind"] == "bug"]
             words = answer.verdict["sentence"].split(". ")[0]
             blames_other = bool(accused) and any(word in words for word in SIDE_WORDS[SIDES[side == "mu"]])
-            said = f"{shown}; planted {planted_size:.3g}, other side {other:.3g}; {answer.verdict['kind']} {words}"
-            return Named(near, None, not blames_other, said[:500])
+            words_of_answer = (
+                f"{shown}; planted {planted_size:.3g}, other side {other:.3g}; {answer.verdict['kind']} {words}"
+            )
+            return Named(near, None, not blames_other, words_of_answer[:500])
 
         write = plain if explains else BOTH_SIDES[pick(random, range(3))]
         arguments = with_checkpoint(setting) if explains else []
@@ -232,11 +238,11 @@ def flights(smollm2: Path | None, scratch: Path, *, explains: bool, keeps_cache:
             source = plain(folder, log)
 
             def judge(answer: Answer) -> Named:
-                said = "\n".join([answer.verdict["sentence"], *answer.verdict["evidence"]])
+                words_of_answer = "\n".join([answer.verdict["sentence"], *answer.verdict["evidence"]])
                 named = answer.verdict["code"] == "mixed_weights" or bool(
-                    re.search(r"at once|within .*responses|mixed_weights", said)
+                    re.search(r"at once|within .*responses|mixed_weights", words_of_answer)
                 )
-                return Named(named, None, None, said[:500])
+                return Named(named, None, None, words_of_answer[:500])
 
             return Planted(source, judge, words=words)
         source = plain(folder, [response.with_extra(weight_version="8") for response in log])
@@ -299,15 +305,15 @@ def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
                 made.append(type(response)(response.prompt, response.ids, mu, pi, None, {"kept_token_ids": sets}))
             log = made
         elif kind == "tools":
-            said, made = random.integers(5, 60, int(random.integers(6, 24))).tolist(), []
+            tool_ids, made = random.integers(5, 60, int(random.integers(6, 24))).tolist(), []
             for response in log:
                 at = int(random.integers(4, max(5, len(response.ids) - 2)))
                 mu, pi = (
-                    np.insert(values, [at] * len(said), fill)
+                    np.insert(values, [at] * len(tool_ids), fill)
                     for values, fill in ((response.mu, np.nan), (response.pi, -1.5))
                 )
-                mask = [1] * at + [0] * len(said) + [1] * (len(response.ids) - at)
-                ids = [*response.ids[:at], *said, *response.ids[at:]]
+                mask = [1] * at + [0] * len(tool_ids) + [1] * (len(response.ids) - at)
+                ids = [*response.ids[:at], *tool_ids, *response.ids[at:]]
                 made.append(type(response)(response.prompt, ids, mu, pi, mask))
             log = made
         needs_plain = explains or kind in ("zeros", "tools")

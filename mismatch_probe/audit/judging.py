@@ -124,11 +124,11 @@ def temperature_of_seeds(bounds: InverseTemperatures, level: float) -> Temperatu
     is_telling = (bounds.low > _LEAST_INVERSE) | (bounds.high < _MOST_INVERSE)
     if not is_telling.any():
         return None
-    telling = InverseTemperatures(*(column[is_telling] for column in vars(bounds).values()))
+    telling_bounds = InverseTemperatures(*(column[is_telling] for column in vars(bounds).values()))
     coarse = np.geomspace(_LEAST_INVERSE, _MOST_INVERSE, 150)
-    best = float(coarse[_profile(telling, coarse).argmax()])
+    best = float(coarse[_profile(telling_bounds, coarse).argmax()])
     grid = np.concatenate([coarse, best * np.linspace(0.95, 1.05, 201)])
-    profile = _profile(telling, grid)
+    profile = _profile(telling_bounds, grid)
     near = grid[profile >= profile.max() - chdtri(1, 1 - level) / 2]
     return TemperatureFit(1 / float(np.median(grid[profile == profile.max()])), 1 / near.max(), 1 / near.min())
 
@@ -146,8 +146,8 @@ def _profile(bounds: InverseTemperatures, inverse: Floats) -> Floats:
 def _log_chance(distances: Floats) -> Floats:
     """That an error of Student's t with 4 degrees lies below; at least one in a million million."""
     x = np.minimum(distances, 1e6)
-    squared = 1 + x**2 / 4
-    return np.asarray(np.log(np.maximum(0.5 + 0.375 * x / np.sqrt(squared) * (1 - x**2 / 12 / squared), 1e-12)))
+    divisor = 1 + x**2 / 4
+    return np.asarray(np.log(np.maximum(0.5 + 0.375 * x / np.sqrt(divisor) * (1 - x**2 / 12 / divisor), 1e-12)))
 
 
 def law_fit(draws: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:

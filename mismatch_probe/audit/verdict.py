@@ -181,8 +181,8 @@ def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCa
         if changed.differences is not None and rounding is not None and look.claim is not None:
             clusters = findings.sample.clusters
             by, own = judge_dtype(changed.what, look.claim, changed.differences, rounding, clusters)
-            needed = tokens_needed_for_noise(rounding, look.claim.margins, own)
-            candidates.append(_candidate(by).model_copy(update={"moves_times": own, "tokens_needed": needed}))
+            num_tokens = tokens_needed_for_noise(rounding, look.claim.margins, own)
+            candidates.append(_candidate(by).model_copy(update={"moves_times": own, "tokens_needed": num_tokens}))
             continue
         if rounding is not None and changed.prediction is not None and look.claim is not None:
             by = judge_prediction(changed.kind, changed.what, changed.prediction, rounding, findings.sample.clusters)

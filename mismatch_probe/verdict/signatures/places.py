@@ -52,7 +52,7 @@ class Period:
     """The size at the phase over that elsewhere, in geometric means."""
     at_phase: Mask
     """The tokens at it [T], of those that show it: uncertain ones, or all."""
-    elsewhere: Mask
+    other_tokens: Mask
     """The others of these [T]."""
 
 
@@ -62,10 +62,10 @@ def period_of(disagreement: Disagreement) -> Period | None:
 
 
 def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | None:
-    sequences, seen = disagreement.pair.sequences, sizes_of_tokens.mask
-    rows = sequences.spread(np.arange(sequences.num_sequences))[seen]
+    sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
+    rows = sequences.spread(np.arange(sequences.num_sequences))[mask]
     sizes = sizes_of_tokens.logs - _means(sizes_of_tokens.logs, rows)[rows]
-    places = disagreement.places[seen].astype(np.int64) - 1
+    places = disagreement.places[mask].astype(np.int64) - 1
     best = max(
         ((*_outstanding_phase(sizes, places, block), block) for block in BLOCKS if 2 * block <= places.max() + 1),
         default=(0.0, 0, 0),
@@ -84,9 +84,9 @@ def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | N
     of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
     if of_rest < STANDARD_ERRORS_OF_REST:
         return None
-    at_phase = np.zeros_like(seen)
-    at_phase[np.flatnonzero(seen)[is_at]] = True
-    return Period(block, phase, times, at_phase, seen & ~at_phase)
+    at_phase = np.zeros_like(mask)
+    at_phase[np.flatnonzero(mask)[is_at]] = True
+    return Period(block, phase, times, at_phase, mask & ~at_phase)
 
 
 def _outstanding_phase(sizes: Floats, places: Ints, block: int) -> tuple[float, int]:
@@ -103,7 +103,7 @@ def period(disagreement: Disagreement) -> Cause | None:
     seams = period_of(disagreement)
     if seams is None:
         return None
-    side, how = _side_that_errs(disagreement, seams.at_phase, seams.elsewhere)
+    side, how = _side_that_errs(disagreement, seams.at_phase, seams.other_tokens)
     share = float((disagreement.pair.diff[seams.at_phase] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.PERIOD,
