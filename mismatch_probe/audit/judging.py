@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import chdtri, ndtri
 
 from mismatch_probe.audit.asking import ServedResponses
-from mismatch_probe.audit.scoring import Drawn, InverseTemperatures, Prediction, num_departures
+from mismatch_probe.audit.scoring import MIXED, Drawn, InverseTemperatures, Prediction, departures, num_departures
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
 from mismatch_probe.explain.hypotheses import Context
@@ -368,3 +368,26 @@ class AuditFindings:
     """Between the scaled logits of the best two tokens in that dtype [T]."""
     changed: list[Changed]
     responses: ServedResponses
+
+
+_ALIKE_NATS: Final = -2 * math.log(MIXED)
+"""What two tokens cost that rounding moves over the edge of a cut."""
+
+
+def alike_words(look: CheckpointView, named: str) -> list[str]:
+    """Of each other sampling setting that alone explains the tokens about as well as the named one, the likeliest
+    value; none where the named one is not the likeliest law.
+    """
+    if look.draws is None or len(look.laws) < 2:
+        return []
+    claim, (best, _) = look.laws[0], best_law(look.laws, look.draws)
+    if law_words(look.laws[best], claim) != named:
+        return []
+    evidence = look.draws.log_probs.sum(axis=1)
+    likeliest: dict[str, int] = {}
+    for number in np.argsort(-evidence).tolist():
+        settings = departures(look.laws[number], claim)
+        if len(settings) == 1 and evidence[number] >= evidence[best] - _ALIKE_NATS:
+            likeliest.setdefault(settings[0], number)
+    others = likeliest.keys() - set(departures(look.laws[best], claim))
+    return [law_words(look.laws[likeliest[setting]], claim) for setting in likeliest if setting in others]

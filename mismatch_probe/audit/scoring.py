@@ -50,7 +50,7 @@ def _mix(words: _Words) -> _Words:
     return words ^ (words >> np.uint64(31))
 
 
-_MIXED: Final = 1e-3
+MIXED: Final = 1e-3
 """Of an alternative law, the share that is as declared: rounding moves a token over the edge of a cut."""
 _MOST_FOR_KL: Final = 512
 """Tokens over which the KL of an alternative law is averaged."""
@@ -266,14 +266,18 @@ def _draw_chunk(
     return {name: column.cpu().numpy() for name, column in columns.items()}
 
 
-def num_departures(law: Distribution, claim: Distribution) -> int:
-    """How many settings are others than declared."""
+def departures(law: Distribution, claim: Distribution) -> list[str]:
+    """The settings that are others than declared."""
     names = ("temperature", "top_p", "top_k", "min_p")
-    return sum(getattr(law, name) != getattr(claim, name) for name in names)
+    return [name for name in names if getattr(law, name) != getattr(claim, name)]
+
+
+def num_departures(law: Distribution, claim: Distribution) -> int:
+    return len(departures(law, claim))
 
 
 def _mix_in(log_law: torch.Tensor, log_said: torch.Tensor) -> torch.Tensor:
-    return torch.logaddexp(log_law + float(np.log1p(-_MIXED)), log_said + float(np.log(_MIXED)))
+    return torch.logaddexp(log_law + float(np.log1p(-MIXED)), log_said + float(np.log(MIXED)))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from mismatch_probe.audit.judging import (
     AuditFindings,
     CheckpointView,
     JudgedPrediction,
+    alike_words,
     best_law,
     cannot_tell,
     equal_words,
@@ -230,10 +231,11 @@ def _verdict(
     evidence = _evidence(findings, agreement, fit, candidates)
     cause = _cause_of(findings, claim, candidates)
     if cause is not None:
+        what = " or ".join([cause.what, *([] if claim is not None else alike_words(findings.look, cause.what))])
         return AuditVerdict(
             kind="bug",
-            cause=cause.what,
-            sentence=f"Not as declared: the tokens fit {cause.what}, and not the declared setting.",
+            cause=what,
+            sentence=f"Not as declared: the tokens fit {what}, and not the declared setting.",
             evidence=evidence,
             advice=[_ADVICE[cause.kind]],
         )

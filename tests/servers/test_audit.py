@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from mismatch_probe.audit.judging import equal_words, judge_dtype, judge_prediction, temperature_of_seeds
+from mismatch_probe.audit.judging import (
+    CheckpointView,
+    TemperatureFit,
+    alike_words,
+    best_law,
+    equal_words,
+    judge_dtype,
+    judge_prediction,
+    law_words,
+    temperature_of_seeds,
+)
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
+    Drawn,
     InverseTemperatures,
     Prediction,
     Quantisation,
@@ -25,6 +37,7 @@ from mismatch_probe.audit.scoring import (
     round_weight,
 )
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.records.examinations import Agreement, Audit
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.stats.agreement import Rounding
@@ -37,11 +50,13 @@ from tests.servers.real_server import RealServer, demo_checkpoint
 slow = pytest.mark.slow
 
 SMALL = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "32", "--max-new-tokens", "96")
+FEW = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "12", "--max-new-tokens", "96")
+"""For what no number decides."""
 COMPLETIONS = "/v1/completions"
 
 
-def audited(url: str, out: Path, *words: str, code: ExitCode) -> Audit:
-    probe("audit", *SMALL, "--server", url, *words, "--out", out, code=code)
+def audited(url: str, out: Path, *words: str, code: ExitCode, size: tuple[str, ...] = SMALL) -> Audit:
+    probe("audit", *size, "--server", url, *words, "--out", out, code=code)
     document = Findings(out).audit()
     assert document is not None
     assert document.exit_code == code
@@ -77,9 +92,9 @@ def test_a_greedy_server_is_as_declared_and_the_page_says_so(vllm: RealServer, t
 @slow
 def test_no_log_probs_are_asked_for(vllm: RealServer, tmp_path: Path) -> None:
     with Proxy(vllm.url) as proxy:
-        audited(proxy.url, tmp_path / "run", code=ExitCode.PASS)
+        audited(proxy.url, tmp_path / "run", code=ExitCode.INCONCLUSIVE, size=FEW)
         questions = [body for path, _, body in proxy.seen if path == COMPLETIONS]
-    assert len(questions) == 32
+    assert len(questions) == 12
     assert not any("logprobs" in body or "prompt_logprobs" in body for body in questions)
 
 
@@ -129,6 +144,7 @@ def test_sampled_tokens_are_as_declared_and_each_is_foretold_by_its_seed(vllm: R
 def test_a_provider_that_samples_otherwise_is_named(
     vllm: RealServer, tmp_path: Path, other: dict[str, Any], name: str
 ) -> None:
+    """Alone, or with a setting that a few thousand tokens of a sure model do not tell from it."""
     with asking_with(vllm, **other) as proxy:
         document = audited(proxy.url, tmp_path / "run", "--temperature", "1", code=ExitCode.GATE_FAILED)
     assert document.verdict.cause is not None
@@ -146,6 +162,33 @@ def test_seeds_name_a_temperature_that_likelihoods_do_not(vllm: RealServer, tmp_
     assert document.verdict.cause.startswith("temperature ")
     assert abs(float(document.verdict.cause.split()[1]) - temperature) < 0.03
     assert any("the seeds' noise names most tokens" in line for line in document.verdict.evidence)
+
+
+def drawn_from(laws: list[Distribution], evidence: list[float]) -> CheckpointView:
+    """Tokens that have so many nats more under each law than under the first one."""
+    one = np.zeros(1)
+    log_probs = np.array(evidence)[:, None]
+    draws = Drawn(log_probs, np.zeros(len(laws)), one, one, one, one, one, one.astype(np.int64), one > 0)
+    return CheckpointView(None, laws, draws, TemperatureFit(1.0, 0.9, 1.1))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        ([0.0, 44.0, 40.0, 38.0, 45.0], ["temperature 0.4"]),
+        ([0.0, 44.0, 20.0, 25.0, 45.0], []),
+        ([0.0, 32.0, 40.0, 44.0, 45.0], ["top-p 0.7"]),
+    ],
+)
+def test_settings_that_the_tokens_do_not_tell_apart_are_named_together(evidence: list[float], words: list[str]) -> None:
+    """Two values of one setting are one, and a second departure that gains little is none."""
+    claim = Distribution(1.0)
+    laws = [claim, *(replace(claim, **each) for each in ({"top_p": 0.7}, {"temperature": 0.4}, {"temperature": 0.5}))]
+    laws.append(replace(claim, top_p=0.7, temperature=0.5))
+    view = drawn_from(laws, evidence)
+    best, _ = best_law(laws, view.draws)
+    assert alike_words(view, law_words(laws[best], claim)) == words
+    assert alike_words(view, "another prompt") == []
 
 
 def seeded_bounds(temperature: float, seed: int, rounding: float) -> InverseTemperatures:
@@ -193,7 +236,7 @@ def test_tokens_that_a_coarse_dtype_rounds_fit_it_where_fp32_is_declared(served:
 def test_seeds_that_are_not_the_servers_foretell_nothing(vllm: RealServer, tmp_path: Path) -> None:
     with asking_with(vllm, seed=11) as proxy:
         words = ("--temperature", "1", "--noise", "vllm-cpu")
-        probe("audit", *SMALL, "--server", proxy.url, *words, "--out", tmp_path / "run")
+        probe("audit", *FEW, "--server", proxy.url, *words, "--out", tmp_path / "run")
     document = Findings(tmp_path / "run").audit()
     assert document is not None
     assert document.mode == "sampled"
@@ -270,7 +313,7 @@ def test_a_server_of_text_alone_is_not_accused_by_its_text(vllm: RealServer, tmp
         return Reply.of(content)
 
     with Proxy(vllm.url, after=text_alone) as proxy:
-        probe("audit", *SMALL, "--server", proxy.url, "--out", tmp_path / "run")
+        probe("audit", *FEW, "--server", proxy.url, "--out", tmp_path / "run")
     document = Findings(tmp_path / "run").audit()
     assert document is not None
     assert document.responses.from_text
