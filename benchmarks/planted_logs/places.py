@@ -301,7 +301,7 @@ def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
             for response in log:
                 alone = random.random(len(response.ids)) < 0.3
                 mu, pi = (np.where(alone, 0.0, values) for values in (response.mu, response.pi))
-                sets = [[token] if one else [] for token, one in zip(response.ids, alone, strict=True)]
+                sets = [[token] if is_alone else [] for token, is_alone in zip(response.ids, alone, strict=True)]
                 made.append(type(response)(response.prompt, response.ids, mu, pi, None, {"kept_token_ids": sets}))
             log = made
         elif kind == "tools":

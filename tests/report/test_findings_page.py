@@ -10,7 +10,7 @@ from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import Filed, render_document, render_html, write_findings_report, write_report
-from mismatch_probe.report.sections.interventions import best_part, together_sentence, write_removed
+from mismatch_probe.report.sections.interventions import best_part, together_sentence, tried_table, write_removed
 from mismatch_probe.stats.results import Estimate
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -68,10 +68,15 @@ def test_the_page_says_what_the_document_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slower", "words"),
-    [(0.12, "takes 12 % more time."), (-0.3, "takes 30 % less time."), (0.004, "takes as long as before.")],
+    ("slower", "words", "cell"),
+    [
+        (0.12, "takes 12 % more time.", "+12 %"),
+        (-0.3, "takes 30 % less time.", "-30 %"),
+        (0.004, "takes as long as before.", "+0 %"),
+        (-0.004, "takes as long as before.", "+0 %"),
+    ],
 )
-def test_what_a_part_costs_is_told_in_words(slower: float, words: str) -> None:
+def test_what_a_part_costs_is_told_in_words(slower: float, words: str, cell: str) -> None:
     found = localization()
     assert found.interventions is not None
     best, *others = found.interventions.ranked
@@ -79,6 +84,7 @@ def test_what_a_part_costs_is_told_in_words(slower: float, words: str) -> None:
     interventions = found.interventions.model_copy(update={"ranked": ranked})
     [sentence] = best_part(found.model_copy(update={"interventions": interventions}))
     assert sentence.endswith(f"of the token KL and {words}")
+    assert cell in tried_table(interventions).rows[0]
 
 
 @pytest.mark.slow

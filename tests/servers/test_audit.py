@@ -56,7 +56,9 @@ COMPLETIONS = "/v1/completions"
 
 
 def audited(url: str, out: Path, *words: str, code: ExitCode, size: tuple[str, ...] = SMALL) -> Audit:
-    probe("audit", *size, "--server", url, *words, "--out", out, code=code)
+    """With one document on standard output, which is the one that is filed."""
+    answer = probe("audit", *size, "--server", url, *words, "--out", out, "--json", code=code)
+    assert json.loads(answer.stdout) == json.loads((out / "audit.json").read_text(encoding="utf-8"))
     document = Findings(out).audit()
     assert document is not None
     assert document.exit_code == code

@@ -120,7 +120,7 @@ def whose(intervention: Intervention) -> str:
 
 
 def _time(intervention: Intervention) -> str:
-    return f"{100 * intervention.slower:+.0f} %"
+    return f"{round(100 * intervention.slower):+d} %"
 
 
 def _time_in_words(intervention: Intervention) -> str:
