@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planted_logs import checkpoint, choices, curves, logs, turns
+from benchmarks.planted_logs import checkpoint, choices, curves, logs, places, turns
 from benchmarks.planted_logs.clean import KINDS, clean, flat_curve
 from benchmarks.planted_logs.judging import Named, ask
 from benchmarks.planted_logs.logs import Plant, Pools
@@ -24,7 +24,7 @@ from benchmarks.planted_logs.publish import publish
 LEVELS = ("weak", "usual", "strong")
 
 
-def planted_faults(scratch: Path) -> dict[tuple[int, str], Plant]:
+def planted_faults(scratch: Path, smollm2: Path) -> dict[tuple[int, str], Plant]:
     """By item of the list and name."""
     return {
         **{(1, name): turns.plant(name) for name in turns.BREAKS},
@@ -44,14 +44,16 @@ def planted_faults(scratch: Path) -> dict[tuple[int, str], Plant]:
         (8, "weights that change, recorded"): logs.changing_weights(True),
         (8, "weights that change, not recorded"): logs.changing_weights(False),
         **checkpoint.faults(scratch),
+        **places.faults(scratch, smollm2),
     }
 
 
-def clean_logs(scratch: Path) -> dict[tuple[int, str], Plant]:
+def clean_logs(scratch: Path, smollm2: Path) -> dict[tuple[int, str], Plant]:
     return {
         **{(0, name): clean(name) for name in KINDS},
         (0, "flat curves"): flat_curve,
         **checkpoint.clean_logs(scratch),
+        **places.clean_logs(smollm2),
     }
 
 
@@ -83,11 +85,12 @@ def main() -> None:
     parser.add_argument("--publish", type=Path)
     parser.add_argument("--minutes", type=float, default=1e9, help="Start no case later than this.")
     flags = parser.parse_args()
-    pools = all_pools(flags.scratch, flags.smollm2)
+    needs_pools = "computed" not in flags.only
+    pools = all_pools(flags.scratch, flags.smollm2) if needs_pools else {}
     file = flags.scratch / f"cases-{flags.seed}.jsonl"
     done = {tuple(json.loads(line)["key"]) for line in file.read_text().splitlines()} if file.exists() else set()
     began = time.monotonic()
-    faults, sound = planted_faults(flags.scratch), clean_logs(flags.scratch)
+    faults, sound = planted_faults(flags.scratch, flags.smollm2), clean_logs(flags.scratch, flags.smollm2)
     jobs = [
         (item, name, level, draw)
         for draw in range(flags.draws)

@@ -7,10 +7,10 @@ from typing import Final, Literal
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import ndtri
+from scipy.special import chdtri, ndtri
 
 from mismatch_probe.audit.asking import ServedResponses
-from mismatch_probe.audit.scoring import Drawn, Prediction, num_departures
+from mismatch_probe.audit.scoring import Drawn, InverseTemperatures, Prediction, num_departures
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.explain.fitting import Distribution, TemperatureCurve
 from mismatch_probe.explain.hypotheses import Context
@@ -111,6 +111,45 @@ def fit_temperature(curve: TemperatureCurve, level: float) -> TemperatureFit:
     return TemperatureFit(value, value * math.exp(-reach), value * math.exp(reach))
 
 
+_LEAST_INVERSE, _MOST_INVERSE = 0.25, 10.0
+_ROUNDINGS: Final = np.geomspace(1e-4, 1.0, 9)
+"""Nats by which the served scores may be moved."""
+
+
+def temperature_of_seeds(bounds: InverseTemperatures, level: float) -> TemperatureFit | None:
+    """The temperature at which the noise names the served tokens best; None where no token bounds it.
+
+    Maximum likelihood, with scores that rounding moves by some nats too; the interval is by profile likelihood.
+    """
+    is_telling = (bounds.low > _LEAST_INVERSE) | (bounds.high < _MOST_INVERSE)
+    if not is_telling.any():
+        return None
+    telling_bounds = InverseTemperatures(*(column[is_telling] for column in vars(bounds).values()))
+    coarse = np.geomspace(_LEAST_INVERSE, _MOST_INVERSE, 150)
+    best = float(coarse[_profile(telling_bounds, coarse).argmax()])
+    grid = np.concatenate([coarse, best * np.linspace(0.95, 1.05, 201)])
+    profile = _profile(telling_bounds, grid)
+    near = grid[profile >= profile.max() - chdtri(1, 1 - level) / 2]
+    return TemperatureFit(1 / float(np.median(grid[profile == profile.max()])), 1 / near.max(), 1 / near.min())
+
+
+def _profile(bounds: InverseTemperatures, inverse: Floats) -> Floats:
+    """The log-likelihood of the tokens at these inverse temperatures, at the rounding that is likeliest for each."""
+    above = np.where(bounds.low > 0, (inverse[:, None] - bounds.low) * bounds.low_slope, np.inf)
+    is_bounded = np.isfinite(bounds.high)
+    highs = np.where(is_bounded, bounds.high, 0.0)
+    below = np.where(is_bounded, (highs - inverse[:, None]) * bounds.high_slope, np.inf)
+    distances = np.minimum(above, below)
+    return np.asarray(np.max([_log_chance(distances / nats).sum(axis=1) for nats in _ROUNDINGS], axis=0))
+
+
+def _log_chance(distances: Floats) -> Floats:
+    """That an error of Student's t with 4 degrees lies below; at least one in a million million."""
+    x = np.minimum(distances, 1e6)
+    divisor = 1 + x**2 / 4
+    return np.asarray(np.log(np.maximum(0.5 + 0.375 * x / np.sqrt(divisor) * (1 - x**2 / 12 / divisor), 1e-12)))
+
+
 def law_fit(draws: Drawn, temperature: TemperatureFit, seed: int) -> LawFit:
     test = _test_of_first(draws, seed)
     return LawFit(
@@ -199,6 +238,17 @@ def noise_of_change(rounding: Rounding, claim: Prediction, changed: Prediction) 
     return fit_noise(rounding, claim.margins, gaps, np.arange(len(gaps)), 1 - CHANCE).times
 
 
+def judge_dtype(
+    what: str, claim: Prediction, differences: Floats, rounding: Rounding, clusters: Ints
+) -> tuple[JudgedPrediction, float]:
+    """Whether the served tokens fit rounding to another dtype, and how far that moves scores in units of the claimed
+    one's rounding. Which tokens it moves, each kernel decides otherwise, so that only the size of its rounding counts.
+    """
+    own = Rounding.of(claim.margins, differences - claim.differences)
+    by = judge_prediction("arithmetic", what, claim, own, clusters)
+    return by, float(np.median(own.scales / rounding.scales))
+
+
 def tokens_needed_for_noise(rounding: Rounding, margins: Floats, times: float) -> int | None:
     """To tell noise of so many times the rounding from what other kernels are allowed."""
     return _as_count(tokens_to_see_noise(rounding, margins, times, TOLERATED, CHANCE))
@@ -240,7 +290,7 @@ def cannot_tell(candidates: Sequence[AuditCandidate], num_tokens: int) -> list[s
             else f"takes about {write_count(_two_digits(candidate.tokens_needed))} tokens on prompts like these"
         )
         for candidate in candidates[1:]
-        if candidate.kind == "weights" or (candidate.kind == "sampling" and not candidate.fits)
+        if candidate.kind in ("weights", "arithmetic") or (candidate.kind == "sampling" and not candidate.fits)
         if candidate.tokens_needed is None or candidate.tokens_needed > num_tokens
     ]
 
@@ -266,6 +316,15 @@ class ServedSample:
 
 
 @dataclass(frozen=True)
+class SeededTemperature:
+    """Another temperature than declared, at which the seeds' noise names more of the served tokens."""
+
+    law: Distribution
+    fit: TemperatureFit
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
 class CheckpointView:
     """What the checkpoint in FP32 says."""
 
@@ -278,19 +337,22 @@ class CheckpointView:
     temperature: TemperatureFit
     fitted: Prediction | None = None
     """By the law that is likeliest, where tokens are predicted and that law refutes what is declared."""
+    by_seeds: "SeededTemperature | None" = None
     fitted_p_value: float | None = None
     """That the tokens were drawn from that law; None where no law refutes what is declared."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The checkpoint with weights of fewer bits, or with other prompts."""
+    """The checkpoint with weights of fewer bits, with other prompts, or computed in another dtype."""
 
-    kind: Literal["weights", "prompt"]
+    kind: Literal["weights", "prompt", "arithmetic"]
     what: str
     prediction: Prediction | None
     draws: Drawn | None
     """Under the law as declared."""
+    differences: Floats | None = None
+    """Of another dtype, as those of the claimed one in `AuditFindings`."""
 
 
 @dataclass(frozen=True)

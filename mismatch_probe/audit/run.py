@@ -15,16 +15,20 @@ from mismatch_probe.audit.judging import (
     AuditFindings,
     Changed,
     CheckpointView,
+    SeededTemperature,
     ServedSample,
     best_law,
     fit_temperature,
     is_refuted,
     law_p_value,
     other_laws,
+    temperature_of_seeds,
 )
 from mismatch_probe.audit.scoring import (
     QUANTISATIONS,
+    Prediction,
     draw,
+    inverse_temperatures,
     logged_tokens,
     pair_differences,
     predict,
@@ -34,6 +38,7 @@ from mismatch_probe.audit.scoring import (
 from mismatch_probe.audit.verdict import judge
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.contexts import contexts, special_tokens
 from mismatch_probe.explain.fitting import Distribution, curve
 from mismatch_probe.explain.hypotheses import Context
@@ -110,6 +115,8 @@ def audit_server(settings: AuditSettings, tell: StageProgressCallback) -> Audit:
                 in_dtype = predict(weights, sample.context, sample.law, sample.seeds)
         with stages("candidates", "other weights: rounded to fewer bits"):
             changed = _changed_weights(sample, reference, look)
+            if rounded_to is None and look.claim is not None:
+                changed += _other_dtypes(sample, explained, look.claim)
         findings = AuditFindings(settings, sample, look, in_dtype, differences, changed, responses)
         answer = judge(findings)
         if answer.verdict.cause is None and answer.verdict.kind == "bug":
@@ -179,7 +186,10 @@ def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSetting
         laws = [Distribution(round(fitted.value, 3))]
         is_drawn = claim.differs.mean() > _LEAST_DIFFERING and fitted.low > _LEAST_TEMPERATURE
         return CheckpointView(claim, laws, draw(reference, sample.context, laws) if is_drawn else None, fitted)
+    by_seeds = _temperature_of_seeds(sample, reference, claim)
     laws = [sample.law, *other_laws(sample.law, reference.vocab_size, fitted.value)]
+    if by_seeds is not None and by_seeds.law not in laws:
+        laws.append(by_seeds.law)
     draws = draw(reference, sample.context, laws)
     best, evidence = best_law(laws, draws)
     fitted_prediction, fitted_p_value = None, None
@@ -187,7 +197,20 @@ def _look(sample: ServedSample, reference: LoadedWeights, settings: AuditSetting
         fitted_p_value = law_p_value(draw(reference, sample.context, [laws[best]]), settings.sampling.seed)
         if claim is not None:
             fitted_prediction = predict(reference, sample.context, laws[best], sample.seeds)
-    return CheckpointView(claim, laws, draws, fitted, fitted_prediction, fitted_p_value)
+    return CheckpointView(claim, laws, draws, fitted, fitted_prediction, by_seeds, fitted_p_value)
+
+
+def _temperature_of_seeds(
+    sample: ServedSample, reference: LoadedWeights, claim: Prediction | None
+) -> SeededTemperature | None:
+    """None where the noise is not known, or names no more tokens at another temperature than declared."""
+    if sample.seeds is None or sample.law is None or claim is None or not claim.differs.any():
+        return None
+    fit = temperature_of_seeds(inverse_temperatures(reference, sample.context, sample.seeds), sample.estimator.level)
+    if fit is None or fit.low <= (sample.law.temperature or 1.0) <= fit.high:
+        return None
+    law = replace(sample.law, temperature=round(fit.value, 4))
+    return SeededTemperature(law, fit, predict(reference, sample.context, law, sample.seeds))
 
 
 def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: CheckpointView) -> list[Changed]:
@@ -201,6 +224,16 @@ def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: Check
             if sample.law is not None:
                 draws = draw(weights, sample.context, [sample.law])
             changed.append(Changed("weights", f"weights in {quantisation.name}", prediction, draws))
+    return changed
+
+
+def _other_dtypes(sample: ServedSample, explained: ExplainSettings, claim: Prediction) -> list[Changed]:
+    """The checkpoint in the coarse dtypes that engines compute in."""
+    changed = []
+    for dtype in (Dtype.BF16, Dtype.FP16):
+        with weights_in(explained, sample.tokens, dtype) as weights:
+            differences = pair_differences(weights, sample.context, claim, sample.law)
+        changed.append(Changed("arithmetic", f"arithmetic in {dtype.upper()}", None, None, differences))
     return changed
 
 

@@ -131,6 +131,36 @@ def predict(
     return Prediction(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
+@dataclass(frozen=True)
+class InverseTemperatures:
+    """Of each served token [T]: between which inverse temperatures the noise names it, whatever is cut, and how far in
+    nats the two scores that tie there move apart with one of inverse temperature.
+    """
+
+    low: Floats
+    low_slope: Floats
+    high: Floats
+    high_slope: Floats
+
+
+def inverse_temperatures(weights: LoadedWeights, context: Context, step_seeds: Sequence[int]) -> InverseTemperatures:
+    """Where the sum of logit times inverse temperature and noise is the served token's: each other token bounds it on
+    one side.
+    """
+    parts = []
+    for chunk, logits_TV, targets_T in weights.logits(context, None):
+        noise_TV = torch.from_numpy(gumbel_noise(step_seeds[chunk], logits_TV.shape[1])).to(logits_TV.device)
+        ids_T1 = targets_T[:, None]
+        ahead_TV = logits_TV.double().gather(-1, ids_T1) - logits_TV.double()
+        bounds_TV = (noise_TV - noise_TV.gather(-1, ids_T1)) / ahead_TV
+        low = bounds_TV.masked_fill(ahead_TV <= 0, 0.0).max(dim=-1, keepdim=True)
+        high = bounds_TV.masked_fill(ahead_TV >= 0, torch.inf).min(dim=-1, keepdim=True)
+        slopes = (ahead_TV.gather(-1, side.indices).abs() for side in (low, high))
+        columns = (low.values.clamp(min=0), next(slopes), high.values, next(slopes))
+        parts.append([column.squeeze(-1).cpu().numpy() for column in columns])
+    return InverseTemperatures(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
 def pair_differences(
     weights: LoadedWeights, context: Context, prediction: Prediction, law: Distribution | None
 ) -> Floats:

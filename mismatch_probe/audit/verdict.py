@@ -17,6 +17,7 @@ from mismatch_probe.audit.judging import (
     cannot_tell,
     equal_words,
     is_refuted,
+    judge_dtype,
     judge_prediction,
     law_fit,
     law_p_value,
@@ -33,6 +34,7 @@ from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.notation import join_names, write_many, write_number
 from mismatch_probe.records.examinations import Agreement, AuditCandidate, AuditKind, AuditMode, AuditVerdict, LawFit
 from mismatch_probe.stats.agreement import Rounding
+from mismatch_probe.stats.sequences import Ints
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     if look.claim is not None and findings.differences is not None and not _is_unrelated(look):
         rounding = Rounding.of(look.claim.margins, findings.differences - look.claim.differences)
         claim = judge_prediction("as declared", AS_DECLARED, look.claim, rounding, sample.clusters)
+    if not _are_seeds_of_another_temperature(look, claim, rounding, sample.clusters):
+        look = replace(look, by_seeds=None)
+        findings = replace(findings, look=look)
     mode: AuditMode = "greedy" if sample.law is None else "sampled" if claim is None else "predicted"
     agreement = None
     if claim is not None and rounding is not None and findings.in_dtype is not None:
@@ -83,6 +88,16 @@ def judge(findings: AuditFindings) -> AuditAnswer:
     left_open = cannot_tell(candidates, num_tokens)
     verdict = _verdict(findings, mode, claim, agreement, fit, candidates)
     return AuditAnswer(mode, agreement, fit, candidates, left_open, verdict)
+
+
+def _are_seeds_of_another_temperature(
+    look: CheckpointView, claim: JudgedPrediction | None, rounding: Rounding | None, clusters: Ints
+) -> bool:
+    """Whether noise that names the tokens at another temperature refutes the declared one."""
+    if look.by_seeds is None or claim is None or rounding is None:
+        return False
+    by = judge_prediction("sampling", "", look.by_seeds.prediction, rounding, clusters)
+    return by.fits and is_refuted(by.noise.log_likelihood - claim.noise.log_likelihood, len(look.laws))
 
 
 def _is_unrelated(look: CheckpointView) -> bool:
@@ -130,7 +145,11 @@ def _sampling(
     best, _ = best_law(look.laws, look.draws)
     shown_laws = [each(claim) for each in _SHOWN_LAWS]
     numbers = dict.fromkeys(
-        [*([best] if best else []), *(look.laws.index(law) for law in shown_laws if law in look.laws[1:])]
+        [
+            *([best] if best else []),
+            *([] if look.by_seeds is None else [look.laws.index(look.by_seeds.law)]),
+            *(look.laws.index(law) for law in shown_laws if law in look.laws[1:]),
+        ]
     )
     candidates = []
     for number in numbers:
@@ -143,8 +162,11 @@ def _sampling(
             fits=number == best and look.fitted_p_value is not None and look.fitted_p_value >= CHANCE,
             tokens_needed=tokens_needed_for_law(float(look.draws.kl[number]), num_laws),
         )
-        if number == best and look.fitted is not None and rounding is not None:
-            by = judge_prediction("sampling", candidate.what, look.fitted, rounding, findings.sample.clusters)
+        prediction = look.fitted if number == best else None
+        if look.by_seeds is not None and law == look.by_seeds.law:
+            prediction = look.by_seeds.prediction
+        if prediction is not None and rounding is not None:
+            by = judge_prediction("sampling", candidate.what, prediction, rounding, findings.sample.clusters)
             numbers_of = _candidate(by).model_dump(exclude={"kind", "what", "log_evidence", "tokens_needed"})
             candidate = candidate.model_copy(update=numbers_of)
         candidates.append(candidate)
@@ -156,6 +178,12 @@ def _changed(findings: AuditFindings, rounding: Rounding | None) -> list[AuditCa
     candidates = []
     for changed in findings.changed:
         candidate = AuditCandidate(kind=changed.kind, what=changed.what)
+        if changed.differences is not None and rounding is not None and look.claim is not None:
+            clusters = findings.sample.clusters
+            by, own = judge_dtype(changed.what, look.claim, changed.differences, rounding, clusters)
+            num_tokens = tokens_needed_for_noise(rounding, look.claim.margins, own)
+            candidates.append(_candidate(by).model_copy(update={"moves_times": own, "tokens_needed": num_tokens}))
+            continue
         if rounding is not None and changed.prediction is not None and look.claim is not None:
             by = judge_prediction(changed.kind, changed.what, changed.prediction, rounding, findings.sample.clusters)
             own = noise_of_change(rounding, look.claim, changed.prediction)
@@ -270,6 +298,7 @@ _ADVICE: Final = {
     "sampling": "Ask who runs the server which sampling settings it applies by itself (the checkpoint's "
     "generation_config.json, a proxy), and give them, or have them removed.",
     "weights": "Ask who runs the server how its weights are quantised.",
+    "arithmetic": "Ask who runs the server in which dtype it computes, or give that one as --dtype.",
     "prompt": "Compare the chat template and the system prompt of the server with the checkpoint's.",
 }
 _UNKNOWN: Final = (
@@ -287,6 +316,10 @@ def _cause_of(
         what = f"prompts of another chat template ({len(its)} tokens where the checkpoint's gives {len(ours)})"
         return AuditCandidate(kind="prompt", what=what)
     fitting = [candidate for candidate in candidates[1:] if candidate.fits]
+    by_seeds = findings.look.by_seeds
+    if by_seeds is not None and findings.sample.law is not None:
+        what = law_words(by_seeds.law, findings.sample.law)
+        return next(each for each in fitting if each.kind == "sampling" and each.what == what)
     if findings.sample.law is not None:
         by_evidence = [each for each in fitting if (each.log_evidence or 0.0) > 0]
         if claim is not None:
@@ -331,6 +364,13 @@ def _evidence(
             f"the tokens are likeliest at temperature {fit.temperature:.3f} [{fit.temperature_low:.3f}, "
             f"{fit.temperature_high:.3f}]; that they were drawn as declared has p = {write_number(fit.p_value)}"
         )
+        by_seeds = findings.look.by_seeds
+        if by_seeds is not None and agreement is not None:
+            num_named = int((~by_seeds.prediction.differs).sum())
+            lines.append(
+                f"the seeds' noise names most tokens, {write_many(num_named, 'token')}, at temperature "
+                f"{by_seeds.fit.value:.3f} [{by_seeds.fit.low:.3f}, {by_seeds.fit.high:.3f}]"
+            )
         if fit.num_outside:
             lines.append(
                 f"{write_many(fit.num_outside, 'token')} are ones that the declared top-p and top-k do not keep"

@@ -23,8 +23,7 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Conditioning, Estimate
 from mismatch_probe.stats.rounding import LEAST_NATS, LONE, Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
-from mismatch_probe.verdict.signatures.places import sizes_by_sureness
-from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square
+from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square, sizes_by_sureness
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
 
 LEAST_FP32_FLOOR = 1e-6

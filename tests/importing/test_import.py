@@ -335,7 +335,7 @@ def test_a_log_whose_sides_part_once_in_each_chunk_is_named_and_one_that_does_no
         assert (verdict.code == "period") == bool(nats), verdict
         if nats:
             assert verdict.sentence == (
-                "The training path errs once in every 64 places of the context, at 63 from the start of each block."
+                "One side errs once in every 64 places of the context, at 63 from the start of each block."
             )
 
 

@@ -15,11 +15,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from mismatch_probe.audit.judging import equal_words
-from mismatch_probe.audit.scoring import QUANTISATIONS, Quantisation, gumbel_noise, round_weight
+from mismatch_probe.audit.judging import equal_words, judge_dtype, judge_prediction, temperature_of_seeds
+from mismatch_probe.audit.scoring import (
+    QUANTISATIONS,
+    InverseTemperatures,
+    Prediction,
+    Quantisation,
+    gumbel_noise,
+    round_weight,
+)
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.examinations import Agreement, Audit
 from mismatch_probe.records.findings import Findings
+from mismatch_probe.stats.agreement import Rounding
 from mismatch_probe.stats.results import Estimate
 from tests.command_line import probe
 from tests.ports import free_port
@@ -128,6 +136,59 @@ def test_a_provider_that_samples_otherwise_is_named(
     assert document.verdict.cause is not None
     assert name in document.verdict.cause
     assert "likelihood over that as declared" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@slow
+@pytest.mark.parametrize("temperature", [0.8, 1.1])
+def test_seeds_name_a_temperature_that_likelihoods_do_not(vllm: RealServer, tmp_path: Path, temperature: float) -> None:
+    with asking_with(vllm, temperature=temperature) as proxy:
+        words = ("--temperature", "1", "--noise", "vllm-cpu")
+        document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED)
+    assert document.verdict.cause is not None
+    assert document.verdict.cause.startswith("temperature ")
+    assert abs(float(document.verdict.cause.split()[1]) - temperature) < 0.03
+    assert any("the seeds' noise names most tokens" in line for line in document.verdict.evidence)
+
+
+def seeded_bounds(temperature: float, seed: int, rounding: float) -> InverseTemperatures:
+    """Of tokens that noise draws at that temperature from logits that are moved by so many nats."""
+    random = np.random.default_rng(seed)
+    logits, noise = random.normal(0, 3, (600, 50)), random.gumbel(size=(600, 50))
+    moved = logits + rounding * random.standard_normal(logits.shape)
+    own = np.arange(600), (moved / temperature + noise).argmax(axis=1)
+    ahead = logits[own][:, None] - logits
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bounds = (noise - noise[own][:, None]) / ahead
+    low, high = np.where(ahead > 0, bounds, 0), np.where(ahead < 0, bounds, np.inf)
+    slopes = [np.abs(ahead[np.arange(600), at]) for at in (low.argmax(axis=1), high.argmin(axis=1))]
+    return InverseTemperatures(np.maximum(low.max(axis=1), 0), slopes[0], high.min(axis=1), slopes[1])
+
+
+@slow
+@pytest.mark.parametrize("rounding", [0.0, 0.1])
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0, 1.3])
+def test_the_temperature_at_which_the_noise_names_the_tokens_is_theirs(temperature: float, rounding: float) -> None:
+    fits = [temperature_of_seeds(seeded_bounds(temperature, seed, rounding), 0.95) for seed in range(6)]
+    assert all(fit is not None and abs(fit.value / temperature - 1) < 0.03 for fit in fits)
+    assert sum(fit is not None and fit.low <= temperature <= fit.high for fit in fits) >= 4
+
+
+@pytest.mark.parametrize("served", ["bf16", "fp32"])
+def test_tokens_that_a_coarse_dtype_rounds_fit_it_where_fp32_is_declared(served: str) -> None:
+    random = np.random.default_rng(4)
+    margins, coarse, exact = random.gamma(1.0, 2.0, 4000), *(random.standard_t(4, (2, 4000)) * [[0.02], [1e-6]])
+    moved = coarse if served == "bf16" else exact
+    gaps = np.where(moved > margins, margins, 0.0)
+    ids = np.zeros(4000, dtype=np.int64)
+    claim = Prediction(ids, ids + 1, margins, gaps, margins)
+    as_declared = Rounding.of(margins, exact)
+    refuted = judge_prediction("as declared", "as declared", claim, as_declared, np.arange(4000))
+    other, times = judge_dtype(
+        "arithmetic in BF16", claim, margins + random.standard_t(4, 4000) * 0.02, as_declared, np.arange(4000)
+    )
+    assert refuted.fits == (served == "fp32")
+    assert other.fits
+    assert times > 1000
 
 
 @slow

@@ -56,11 +56,20 @@ def test_a_log_alone_names_block_and_phase(nats: float) -> None:
     assert (seams.block, seams.phase) == (64, 5)
 
 
-def test_a_log_alone_names_the_side_whose_log_prob_falls() -> None:
-    for seed in range(3):
-        cause = period(with_seams(bf16_world(seed), 32, 5, 4.0, "pi", has_reference=False))
-        assert cause is not None
-        assert cause.sentence.startswith("The training path errs")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("side", "who"), [("pi", "One side"), ("mu", "The engine")])
+def test_a_log_alone_names_an_engine_whose_log_prob_falls_and_no_trainer(side: str, who: str, seed: int) -> None:
+    """Tokens that an engine samples from what it computes wrongly are unlikely for a sound trainer too."""
+    disagreement = with_seams(bf16_world(seed), 32, 5, 4.0, "pi", has_reference=False)
+    pair = disagreement.pair
+    if side == "mu":
+        disagreement = replace(
+            disagreement, pair=replace(pair, log_pi=pair.log_mu, log_mu=pair.log_pi, entropy_pi=None)
+        )
+    cause = period(disagreement)
+    assert cause is not None
+    assert cause.sentence.startswith(f"{who} errs")
+    assert ("the checkpoint says which" in cause.evidence[-1]) == (side == "pi")
 
 
 def with_noise_of_few_tokens(disagreement: Disagreement) -> Disagreement:

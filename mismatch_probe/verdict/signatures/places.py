@@ -17,12 +17,11 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
-from mismatch_probe.verdict.signatures.profile import SIGNATURES, Disagreement
+from mismatch_probe.verdict.signatures.profile import LEAST_SIZES, SIGNATURES, Disagreement, Sizes, sizes_of
 
 BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
 
-LEAST_TOKENS_OF_PERIOD = 256
 LEAST_PROMPTS = 3
 """Text that repeats, as the rows of a table do, has a period too, in the responses to one prompt."""
 LEAST_AT_PHASE = 8
@@ -38,7 +37,9 @@ STANDARD_ERRORS_OF_REST = 4.0
 """The same without the block that shows it most: a place at which every response does something is no period."""
 
 FELL = 0.5
-"""Nats by which one side's log-prob falls further at the phase than the other's where the log alone names the side."""
+"""Nats by which mu falls further at the phase than pi where the log alone names the engine: what it records is not what
+it draws from. Where pi falls, tokens of a sound engine and those of one that errs look alike.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,21 @@ class Period:
     times: float
     """The size at the phase over that elsewhere, in geometric means."""
     at_phase: Mask
-    """The uncertain tokens at it [T]."""
+    """The tokens at it [T], of those that show it: uncertain ones, or all."""
+    other_tokens: Mask
+    """The others of these [T]."""
 
 
 def period_of(disagreement: Disagreement) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
-    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
-        return None
-    sizes = np.log(disagreement.logit_errors[uncertain])
-    rows = sequences.spread(np.arange(sequences.num_sequences))[uncertain]
-    sizes = sizes - (np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))[rows]
-    places = disagreement.places[uncertain].astype(np.int64) - 1
+    return next(filter(None, (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+
+
+def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | None:
+    sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
+    rows = sequences.spread(np.arange(sequences.num_sequences))[mask]
+    sizes = sizes_of_tokens.logs - _means(sizes_of_tokens.logs, rows)[rows]
+    places = disagreement.places[mask].astype(np.int64) - 1
     best = max(
         ((*_outstanding_phase(sizes, places, block), block) for block in BLOCKS if 2 * block <= places.max() + 1),
         default=(0.0, 0, 0),
@@ -70,7 +74,7 @@ def period_of(disagreement: Disagreement) -> Period | None:
     if score < STANDARD_ERRORS:
         return None
     is_at = places % block == phase
-    times = float(np.exp(sizes[is_at].mean() - sizes[~is_at].mean()))
+    times = sizes_of_tokens.times(is_at)
     numbers = places[is_at] // block
     per_block = np.bincount(numbers, sizes[is_at])
     rest = is_at & (places // block != per_block.argmax())
@@ -80,9 +84,9 @@ def period_of(disagreement: Disagreement) -> Period | None:
     of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
     if of_rest < STANDARD_ERRORS_OF_REST:
         return None
-    at_phase = np.zeros_like(uncertain)
-    at_phase[np.flatnonzero(uncertain)[is_at]] = True
-    return Period(block, phase, times, at_phase)
+    at_phase = np.zeros_like(mask)
+    at_phase[np.flatnonzero(mask)[is_at]] = True
+    return Period(block, phase, times, at_phase, mask & ~at_phase)
 
 
 def _outstanding_phase(sizes: Floats, places: Ints, block: int) -> tuple[float, int]:
@@ -99,7 +103,7 @@ def period(disagreement: Disagreement) -> Cause | None:
     seams = period_of(disagreement)
     if seams is None:
         return None
-    side, how = _side_that_errs(disagreement, seams.at_phase)
+    side, how = _side_that_errs(disagreement, seams.at_phase, seams.other_tokens)
     share = float((disagreement.pair.diff[seams.at_phase] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.PERIOD,
@@ -115,9 +119,9 @@ def period(disagreement: Disagreement) -> Cause | None:
     )
 
 
-def _side_that_errs(disagreement: Disagreement, is_off: Mask) -> tuple[str, str]:
+def _side_that_errs(disagreement: Disagreement, is_off: Mask, other_tokens: Mask) -> tuple[str, str]:
     """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
-    pair, other_tokens = disagreement.pair, disagreement.uncertain & ~is_off
+    pair = disagreement.pair
     if pair.log_ref is not None:
         times_pi, times_mu = (
             _median(np.abs(difference(leg, pair.log_ref)), is_off)
@@ -132,11 +136,14 @@ def _side_that_errs(disagreement: Disagreement, is_off: Mask) -> tuple[str, str]
     falls = [float(leg[other_tokens].mean() - leg[is_off].mean()) for leg in (pair.log_pi, pair.log_mu)]
     of_pi, of_mu = (f"{write_number(abs(fall))} nats {'lower' if fall > 0 else 'higher'}" for fall in falls)
     how = f"the mean log-prob there is {of_pi} for pi, {of_mu} for mu"
-    if abs(falls[0] - falls[1]) < FELL:
-        return "One side", how
-    if falls[0] > falls[1]:
-        how += "; that of tokens which an engine samples from what it computes wrongly falls too"
-    return ("The training path" if falls[0] > falls[1] else "The engine"), how
+    if falls[1] - falls[0] >= FELL:
+        return "The engine", how
+    if falls[0] - falls[1] >= FELL:
+        how += (
+            "; so it falls where the training path errs, and as far where the engine samples from what it computes "
+            "wrongly: the checkpoint says which"
+        )
+    return "One side", how
 
 
 def _median(values: Floats, mask: Mask) -> float:
@@ -152,8 +159,14 @@ AT_ONCE = 0.7
 """Least share of the rise that lies between the tokens right before the place and those from it on: what grows with the
 place has none of it there."""
 
-NEAR = 64
-"""Tokens that are compared there, on either side."""
+NEAR, NEAR_PLACES = 64, 24
+"""Tokens that are compared there, on either side, and places: behind a window the deviation grows with what is lost."""
+
+BEGINS, SURE_OF_BEGIN = 2, 3.0
+"""Places right before that lie above the level before them by so many standard errors: the deviation begins earlier."""
+
+ALIKE = 16
+"""Places by which those of the context and of the response may differ among responses and be one."""
 
 OF_PROMPTS = 0.75
 """Least share of the prompts whose responses rise there."""
@@ -177,7 +190,9 @@ class Onset:
     times: float
     """The size from there on over that before, in geometric means."""
     after: Mask
-    """The unsure tokens from there on [T]."""
+    """The tokens from there on [T], of those that show it: unsure ones, or all."""
+    before: Mask
+    """The others of these [T]."""
 
     @property
     def words(self) -> str:
@@ -204,12 +219,17 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     """The place from which on the deviation is three times as large, at once, in responses to three prompts that have
     tokens on both sides of it; None where there is none.
     """
-    sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
+    return next(filter(None, (_onset_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+
+
+def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | None:
+    sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
-    is_seen = uncertain & (rows < MOST_RESPONSES)
-    if is_seen.sum() < LEAST_TOKENS_OF_PERIOD:
+    is_seen = mask & (rows < MOST_RESPONSES)
+    if is_seen.sum() < LEAST_SIZES:
         return None
-    rows, sizes = rows[is_seen], np.log(disagreement.logit_errors[is_seen])
+    rows, is_first = rows[is_seen], is_seen[mask]
+    sizes = sizes_of_tokens.logs[is_first]
     places = disagreement.places[is_seen].astype(np.int64) - 1
     place, score = _best_place(sizes, places, rows)
     if score < STANDARD_ERRORS or score * OF_ANOTHER_KIND < max(
@@ -225,20 +245,23 @@ def onset_of(disagreement: Disagreement) -> Onset | None:
     if has_both.sum() < LEAST_PROMPTS or (prompt_rises > 0).mean() < OF_PROMPTS or is_behind.sum() < LEAST_BEHIND:
         return None
     rise = float((rises * weights).sum() / weights.sum())
+    times = sizes_of_tokens.of(is_first).times(is_behind)
     pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(sizes - _means(sizes, rows)[rows]))
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
-    if np.exp(rise) < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
+    if times < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
-    after = np.zeros_like(uncertain)
-    after[np.flatnonzero(is_seen)[is_behind]] = True
+    place = _where_it_begins(sizes, places, place)
+    after = np.zeros_like(is_seen)
+    after[np.flatnonzero(is_seen)[places >= place]] = True
     return Onset(
         place=place,
         first_possible=int(places[places < place].max()) + 1,
         longest=int(disagreement.places.max()),
-        times=float(np.exp(rise)),
+        times=times,
         after=after,
+        before=is_seen & ~after,
     )
 
 
@@ -247,7 +270,7 @@ def large_from_place(disagreement: Disagreement) -> Mask | None:
     not rise, or too few tokens show it. What else may stand there is not asked, as `onset_of` does.
     """
     sequences, uncertain = disagreement.pair.sequences, disagreement.uncertain
-    if uncertain.sum() < LEAST_TOKENS_OF_PERIOD:
+    if uncertain.sum() < LEAST_SIZES:
         return None
     places, rows = disagreement.places.astype(np.int64) - 1, sequences.spread(np.arange(sequences.num_sequences))
     place, score = _best_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
@@ -260,7 +283,7 @@ def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> It
     own = sequences.positions.astype(np.int64)[is_seen]
     from_end = own - sequences.spread(sequences.lengths)[is_seen]
     for other in (own, from_end):
-        yield other if np.unique(places - other).size > 1 else np.zeros_like(other)
+        yield other if np.ptp(places - other) > ALIKE else np.zeros_like(other)
 
 
 def _best_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
@@ -309,18 +332,34 @@ def _rises(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
 def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
     """From the tokens right before the place to those right behind it."""
     before, after = np.flatnonzero(places < place), np.flatnonzero(places >= place)
-    nearest_before = before[np.argsort(-places[before], kind="stable")[:NEAR]]
-    nearest_behind = after[np.argsort(places[after], kind="stable")[:NEAR]]
-    return float(sizes[nearest_behind].mean() - sizes[nearest_before].mean())
+    nearest = [
+        side[np.argsort(np.abs(places[side] - place), kind="stable")[: max(NEAR, int(is_near.sum()))]]
+        for side in (before, after)
+        for is_near in [np.abs(places[side] - place) <= NEAR_PLACES]
+    ]
+    return float(sizes[nearest[1]].mean() - sizes[nearest[0]].mean())
+
+
+def _where_it_begins(sizes: Floats, places: Ints, place: int) -> int:
+    """The place, or the earlier one where what grows from there on begins."""
+    is_before = places < place - NEAR_PLACES
+    if is_before.sum() < NEAR:
+        return place
+    level, spread = float(sizes[is_before].mean()), float(sizes[is_before].std())
+    for first in range(place, place - NEAR_PLACES, -1):
+        at = sizes[(places >= first - BEGINS) & (places < first)]
+        if not at.size or at.mean() - level < SURE_OF_BEGIN * max(spread, 1e-12) / np.sqrt(at.size):
+            return first
+    return place
 
 
 @SIGNATURES.of(Code.ONSET)
 def onset(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides lie apart from one place of the context on."""
     found_onset = onset_of(disagreement)
-    if found_onset is None:
+    if found_onset is None or period_of(disagreement) is not None:  # the last place of a period looks like an onset
         return None
-    side, how = _side_that_errs(disagreement, found_onset.after)
+    side, how = _side_that_errs(disagreement, found_onset.after, found_onset.before)
     share = float((disagreement.pair.diff[found_onset.after] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.ONSET,
@@ -334,22 +373,3 @@ def onset(disagreement: Disagreement) -> Cause | None:
             how,
         ],
     )
-
-
-SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
-"""1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
-
-
-def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
-    """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
-    text that grows sure is no change.
-    """
-    pair = disagreement.pair
-    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
-    is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
-    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
-    kinds = (np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64)
-    medians = np.zeros(kinds.max(initial=0) + 1)
-    for kind in np.unique(kinds[is_moved]):
-        medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
-    return is_moved, sizes, medians[kinds]

@@ -1,5 +1,6 @@
 """How a deviation is spread over tokens and positions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
@@ -264,3 +265,94 @@ def _slope(centers: Floats, log_levels: Floats) -> float:
     """Of log level against log place, every stretch of the context counting alike."""
     offsets = centers - centers.mean()
     return float(offsets @ log_levels / (offsets @ offsets))
+
+
+SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
+"""1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
+
+
+def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
+    """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
+    text that grows sure is no change.
+    """
+    pair = disagreement.pair
+    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
+    is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
+    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
+    kinds = _class_of(unsure)
+    medians = np.zeros(kinds.max(initial=0) + 1)
+    for kind in np.unique(kinds[is_moved]):
+        medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
+    return is_moved, sizes, medians[kinds]
+
+
+def _class_of(unsure: Floats) -> Ints:
+    return np.asarray((np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64))
+
+
+LEAST_SIZES: Final = 256
+LEAST_MEASURED: Final = 8
+SMALL: Final = 10.0
+"""Of sizes in geometric means: none counts as less than the median over this."""
+
+MEASURED: Final = 0.01
+"""1 - p of both sides above which a token shows how large rounding is in nats."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How far the sides lie apart at tokens [N] of those that `mask` has [T]."""
+
+    mask: Mask
+    logs: Floats
+    """Log of the size and its median: it grows with large sizes alone, and errors of normal size hardly move it."""
+    plain: Floats
+    """Log of the size, or the size in nats where there are classes."""
+    kinds: Ints | None = None
+    """The class of sureness of each, among whose tokens sizes are compared."""
+
+    def of(self, is_first: Mask) -> "Sizes":
+        """Those of some of the tokens [N]."""
+        kinds = None if self.kinds is None else self.kinds[is_first]
+        return Sizes(self.mask, self.logs[is_first], self.plain[is_first], kinds)
+
+    def times(self, is_at: Mask) -> float:
+        """By how many times the sizes at these of the tokens are larger than at others, as sure ones where classes are
+        known.
+        """
+        if self.kinds is None:
+            return float(np.exp(self.plain[is_at].mean() - self.plain[~is_at].mean()))
+        num_kinds = int(self.kinds.max()) + 1
+        counts = np.bincount(self.kinds[~is_at], minlength=num_kinds)
+        means = np.bincount(self.kinds[~is_at], self.plain[~is_at], minlength=num_kinds) / np.maximum(counts, 1)
+        is_compared = is_at & (counts > 0)[self.kinds]
+        if not is_compared.any():
+            return 0.0
+        return float(self.plain[is_compared].mean() / max(means[self.kinds[is_compared]].mean(), 1e-12))
+
+
+def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
+    """Of uncertain tokens, by the error of the logits; of all tokens, in nats and less what tokens as sure have: where
+    a text is sure, most places of a period or behind an onset are of sure tokens, and only what is large shows there.
+    """
+    uncertain, pair = disagreement.uncertain, disagreement.pair
+    if uncertain.sum() >= LEAST_SIZES:
+        errors = disagreement.logit_errors[uncertain]
+        usual = float(np.median(errors))
+        yield Sizes(uncertain, np.log(errors + usual), np.log(np.maximum(errors, usual / SMALL)))
+    if pair.diff.size < LEAST_SIZES:
+        return
+    unsure = -np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64))
+    is_measured = unsure > MEASURED
+    usual = usual_nats(disagreement.train_dtype, disagreement.infer_dtype)
+    if is_measured.sum() >= LEAST_MEASURED:
+        usual = float(np.median(pair.abs_diff[is_measured]))
+    nats = pair.abs_diff.astype(np.float64) + disagreement.logit_rounding
+    logs = np.log(nats + usual)
+    kinds = _class_of(np.maximum(unsure, SUREST))
+    yield Sizes(
+        np.ones_like(uncertain),
+        logs - (np.bincount(kinds, logs) / np.maximum(np.bincount(kinds), 1))[kinds],
+        nats,
+        kinds,
+    )

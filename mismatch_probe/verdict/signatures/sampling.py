@@ -141,9 +141,10 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
 def _is_at_places(disagreement: Disagreement, diff: Floats) -> bool:
     """Whether d is large at places of the context alone: a vocabulary is cut at all of them."""
     seams, from_place = period_of(disagreement), large_from_place(disagreement)
-    places = [*([] if seams is None else [seams.at_phase]), *([] if from_place is None else [from_place])]
-    sizes, uncertain = np.abs(diff), disagreement.uncertain
-    return any(sizes[uncertain & ~at].mean() < ELSEWHERE * sizes[uncertain & at].mean() for at in places)
+    sizes, places = np.abs(diff), [] if seams is None else [(seams.at_phase, seams.other_tokens)]
+    if from_place is not None:
+        places.append((from_place, disagreement.uncertain & ~from_place))
+    return any(sizes[others].mean() < ELSEWHERE * sizes[at].mean() for at, others in places)
 
 
 def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
