@@ -175,7 +175,7 @@ def invoke(words):
         print(end=">", flush=True)
         while True: time.sleep(0.01)
     finally:
-        time.sleep(600)
+        time.sleep(120)
 commands.invoke = invoke
 program.main()
 """

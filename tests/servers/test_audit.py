@@ -155,14 +155,14 @@ def test_a_provider_that_samples_otherwise_is_named(
 
 
 @slow
-@pytest.mark.parametrize("temperature", [0.8, 1.1])
-def test_seeds_name_a_temperature_that_likelihoods_do_not(vllm: RealServer, tmp_path: Path, temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+def test_seeds_name_the_temperature_of_a_provider(vllm: RealServer, tmp_path: Path, temperature: float) -> None:
     with asking_with(vllm, temperature=temperature) as proxy:
         words = ("--temperature", "1", "--noise", "vllm-cpu")
         document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED)
     assert document.verdict.cause is not None
     assert document.verdict.cause.startswith("temperature ")
-    assert abs(float(document.verdict.cause.split()[1]) - temperature) < 0.03
+    assert abs(float(document.verdict.cause.split()[1]) - temperature) < 0.05
     assert any("the seeds' noise names most tokens" in line for line in document.verdict.evidence)
 
 
