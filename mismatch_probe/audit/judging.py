@@ -374,14 +374,14 @@ _ALIKE_NATS: Final = -2 * math.log(MIXED)
 """What two tokens cost that rounding moves over the edge of a cut."""
 
 
-def alike_words(look: CheckpointView, named: str) -> list[str]:
-    """Of each other sampling setting that alone explains the tokens about as well as the named one, the likeliest
-    value; none where the named one is not the likeliest law.
+def alike_words(look: CheckpointView, cause: str) -> list[str]:
+    """Of each other sampling setting that alone explains the tokens about as well as the cause, the likeliest
+    value; none where the cause is not the likeliest law.
     """
     if look.draws is None or len(look.laws) < 2:
         return []
     claim, (best, _) = look.laws[0], best_law(look.laws, look.draws)
-    if law_words(look.laws[best], claim) != named:
+    if law_words(look.laws[best], claim) != cause:
         return []
     evidence = look.draws.log_probs.sum(axis=1)
     likeliest: dict[str, int] = {}
