@@ -387,7 +387,8 @@ def alike_words(look: CheckpointView, cause: str) -> list[str]:
     likeliest: dict[str, int] = {}
     for number in np.argsort(-evidence).tolist():
         settings = departures(look.laws[number], claim)
-        if len(settings) == 1 and evidence[number] >= evidence[best] - _ALIKE_NATS:
+        is_alike = evidence[number] >= evidence[best] - _ALIKE_NATS
+        if len(settings) == 1 and is_alike and is_refuted(evidence[number] - evidence[0], len(look.laws)):
             likeliest.setdefault(settings[0], number)
     others = likeliest.keys() - set(departures(look.laws[best], claim))
     return [law_words(look.laws[likeliest[setting]], claim) for setting in likeliest if setting in others]

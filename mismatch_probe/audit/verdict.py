@@ -1,5 +1,6 @@
 """The answer that follows from what is seen of the served tokens."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -332,7 +333,7 @@ def _cause_of(
         return None
     of_predictions = [each for each in fitting if each.num_differing is not None]
     if of_predictions:
-        return min(of_predictions, key=lambda each: each.num_differing or 0)
+        return min(of_predictions, key=lambda each: (each.num_differing or 0, abs(math.log(each.noise_times or 1e-9))))
     return next((each for each in fitting if each.kind == "sampling"), None)
 
 

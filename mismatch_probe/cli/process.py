@@ -57,8 +57,6 @@ class _Heeding:
         self.is_over = False
         self.is_reported = False
         """Whether the sentence that ends the command is printed."""
-        self.people: int | None = None
-        """A descriptor of standard error as it was when the process started."""
         self._since: float | None = None
         self.number: int = signal.SIGINT
         self._print_unraisable = sys.unraisablehook
@@ -91,10 +89,9 @@ class _Heeding:
 
     def _write(self, line: str) -> None:
         """Over a line that is redrawn there. Not by a stream, which the interrupted code may be writing to."""
-        if self.people is not None:
-            begin = "\r\x1b[2K" if os.isatty(self.people) else ""
-            with suppress(OSError):
-                os.write(self.people, f"{begin}{line}\n".encode())
+        begin = "\r\x1b[2K" if os.isatty(_ERRORS) else ""
+        with suppress(OSError):
+            os.write(_ERRORS, f"{begin}{line}\n".encode())
 
     def come_again(self, unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -115,8 +112,6 @@ def heed_interrupts() -> None:
     So does one that `nohup` started.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with suppress(OSError):
-            _heeding.people = fcntl.fcntl(_ERRORS, fcntl.F_DUPFD_CLOEXEC, _ERRORS + 1)
         signal.signal(signal.SIGINT, _heeding.interrupt)
         sys.unraisablehook = _heeding.come_again
     for number in _REQUESTS:
@@ -216,7 +211,7 @@ def output_is_open() -> bool:
 def end_at_once(code: int) -> NoReturn:
     """End the process with what was written so far, and without what libraries do at an end, which can take seconds."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, StorageError):
+        with suppress(OSError, StorageError, RuntimeError):  # the last where a handler came within a write
             stream.flush()
     os._exit(code)
 

@@ -174,7 +174,7 @@ def _gradient_sentences(gradients: GradientFindings, plain: PrecisionTrial, bf16
         f"{_percent(underflow.parameters_flushed)} of the weights' are zero in FP16; the largest is "
         f"{write_number(largest.largest)} at {largest.name}; twice the responses need twice the scale"
     ]
-    if plain.scales:
+    if plain.scales and leaves_gradient(plain, bf16):
         bad = next((scale for scale in plain.scales if scale.relative_error is None), None)
         end = "" if bad is None else f"; at {write_power(2, bad.exponent)} {_overflowing(bad.num_nonfinite)}"
         sentences.append(

@@ -26,7 +26,7 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
 from mismatch_probe.notation import write_many
-from mismatch_probe.records.examinations import OptimizerFindings, PrecisionTrial, ScaleTrial
+from mismatch_probe.records.examinations import NO_GRADIENT, OptimizerFindings, PrecisionTrial, ScaleTrial
 from mismatch_probe.training_path.inside import fp32_parts
 
 BatchCallback = Callable[[PassStarted], None]
@@ -212,8 +212,6 @@ EXPONENTS: Final = tuple(range(25))
 _COARSE_STEP: Final = 4
 _NEAR_THE_BEST: Final = 1.25
 _NEGLIGIBLE_NATS: Final = 1e-5
-_NO_GRADIENT: Final = 0.99
-"""The relative error from which nothing is left of a gradient: zero in its place has 1, rounding alone more."""
 _MOST: Final = 0.5
 _FAR: Final = 8.0
 
@@ -305,7 +303,7 @@ def scales_that_fit(scales: Sequence[ScaleTrial], yardstick: PrecisionTrial | No
         return None, None
     best = min(errors, key=errors.__getitem__)
     limit = None if yardstick is None else yardstick.gradient_error
-    if errors[best] >= _NO_GRADIENT or (limit is not None and errors[best] > limit):
+    if errors[best] >= NO_GRADIENT or (limit is not None and errors[best] > limit):
         return None, None
     exponents = sorted(scale.exponent for scale in scales)
     is_near = [errors.get(exponent, math.inf) <= _NEAR_THE_BEST * errors[best] for exponent in exponents]
@@ -331,7 +329,7 @@ def leaves_gradient(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
     Where neither does, rounding alone decides which loss scales seem to fit. A trial whose gradients all overflow has
     seen large ones.
     """
-    return min(trial.gradient_error or 0.0, yardstick.gradient_error or 0.0) < _NO_GRADIENT
+    return min(trial.gradient_error or 0.0, yardstick.gradient_error or 0.0) < NO_GRADIENT
 
 
 def is_close(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:

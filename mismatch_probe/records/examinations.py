@@ -208,6 +208,10 @@ class PrecisionTrial(Record):
         return join_names(names, MOST_NAMES)
 
 
+NO_GRADIENT: Final = 0.99
+"""The relative error from which nothing is left of a gradient: zero in its place has 1, rounding alone more."""
+
+
 class Headroom(Record):
     """The whole answer."""
 
@@ -227,6 +231,12 @@ class Headroom(Record):
     bf16: PrecisionTrial | None = None
     advised: PrecisionTrial | None = None
     seconds: dict[str, float] = {}
+
+    @property
+    def shows_gradients(self) -> bool:
+        """Whether the responses leave a gradient that 16 bits can show: one of both errs by less than the gradient."""
+        trials = [trial for trial in (self.plain, self.bf16) if trial is not None]
+        return len(trials) < 2 or min(trial.gradient_error or 0.0 for trial in trials) < NO_GRADIENT
 
     @property
     def exit_code(self) -> ExitCode:

@@ -104,6 +104,7 @@ def test_modules_in_fp32_do_not_bring_a_gradient_that_is_not_there() -> None:
     verdict = judged(far, bf16, near.model_copy(update={"modules_in_fp32": ["lm_head"]}))
     assert verdict.code == HeadroomCode.FITS_EXCEPT
     assert "weights and activations fit; gradients were not measured" in verdict.sentence
+    assert not any("none fits" in sentence for sentence in verdict.evidence)
 
 
 def tried(

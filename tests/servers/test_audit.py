@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from mismatch_probe.audit.judging import (
+    AuditFindings,
     CheckpointView,
+    JudgedPrediction,
     TemperatureFit,
     alike_words,
     best_law,
@@ -36,9 +39,10 @@ from mismatch_probe.audit.scoring import (
     gumbel_noise,
     round_weight,
 )
+from mismatch_probe.audit.verdict import _cause_of
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.explain.fitting import Distribution
-from mismatch_probe.records.examinations import Agreement, Audit
+from mismatch_probe.records.examinations import Agreement, Audit, AuditCandidate
 from mismatch_probe.records.findings import Findings
 from mismatch_probe.stats.agreement import Rounding
 from mismatch_probe.stats.results import Estimate
@@ -180,6 +184,7 @@ def drawn_from(laws: list[Distribution], evidence: list[float]) -> CheckpointVie
         ([0.0, 44.0, 40.0, 38.0, 45.0], ["temperature 0.4"]),
         ([0.0, 44.0, 20.0, 25.0, 45.0], []),
         ([0.0, 32.0, 40.0, 44.0, 45.0], ["top-p 0.7"]),
+        ([0.0, 14.0, 5.0, -0.2, 15.0], []),
     ],
 )
 def test_settings_that_the_tokens_do_not_tell_apart_are_named_together(evidence: list[float], words: list[str]) -> None:
@@ -214,6 +219,22 @@ def test_the_temperature_at_which_the_noise_names_the_tokens_is_theirs(temperatu
     fits = [temperature_of_seeds(seeded_bounds(temperature, seed, rounding), 0.95) for seed in range(6)]
     assert all(fit is not None and abs(fit.value / temperature - 1) < 0.03 for fit in fits)
     assert sum(fit is not None and fit.low <= temperature <= fit.high for fit in fits) >= 4
+
+
+def test_of_dtypes_that_fit_alike_the_one_is_named_whose_rounding_has_the_size() -> None:
+    findings = SimpleNamespace(
+        responses=SimpleNamespace(other_prompts=[]),
+        look=SimpleNamespace(by_seeds=None),
+        sample=SimpleNamespace(law=None),
+    )
+    claim = SimpleNamespace(fits=False)
+    candidates = [
+        AuditCandidate(kind="arithmetic", what=what, num_differing=6, noise_times=times, fits=True)
+        for what, times in (("as declared", 900.0), ("BF16", 0.09), ("FP16", 0.7))
+    ]
+    cause = _cause_of(cast(AuditFindings, findings), cast(JudgedPrediction, claim), candidates)
+    assert cause is not None
+    assert cause.what == "FP16"
 
 
 @pytest.mark.parametrize("served", ["bf16", "fp32"])

@@ -193,6 +193,23 @@ def test_what_grows_behind_a_window_is_named_where_it_begins(seed: int) -> None:
     assert abs(reading.place - 100) <= 4
 
 
+@pytest.mark.parametrize("from_end", [False, True])
+@pytest.mark.parametrize("spread", [4, 8, 16])
+def test_what_begins_at_a_place_of_the_response_is_none_of_the_context_behind_prompts_nearly_alike(
+    spread: int, *, from_end: bool
+) -> None:
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        sequences = Sequences.of_lengths(np.full(24, 120))
+        log_mu = -random.gamma(1.0, 1.0, 2880) - 0.3
+        is_off = sequences.positions >= (100 if from_end else 50)
+        pair = TokenPair(
+            sequences, log_pi=log_mu + random.normal(0, 0.01, 2880) * np.where(is_off, 6, 1), log_mu=log_mu
+        )
+        prompt_lengths = 40 + random.integers(0, spread + 1, 24)
+        assert onset_of(Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=prompt_lengths)) is None
+
+
 def test_responses_to_one_prompt_have_none() -> None:
     disagreement = with_onset(bf16_world(), 129, 1.0, "pi")
     sequences = replace(disagreement.pair.sequences, clusters=np.zeros(48, int))

@@ -103,7 +103,7 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
 
 
 def _fitting_scales(headroom: Headroom, trial: PrecisionTrial) -> str:
-    is_measured = headroom.verdict.code != HeadroomCode.GRADIENTS_NOT_MEASURED
+    is_measured = headroom.shows_gradients and headroom.verdict.code != HeadroomCode.GRADIENTS_NOT_MEASURED
     return trial.fitting_scales if is_measured else "not measured"
 
 

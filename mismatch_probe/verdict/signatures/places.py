@@ -166,7 +166,7 @@ BEGINS, SURE_OF_BEGIN = 2, 3.0
 """Places right before that lie above the level before them by so many standard errors: the deviation begins earlier."""
 
 ALIKE = 16
-"""Places by which those of the context and of the response may differ among responses and be one."""
+"""Places by which those of the context and of the response may differ among responses and be hard to tell apart."""
 
 OF_PROMPTS = 0.75
 """Least share of the prompts whose responses rise there."""
@@ -232,8 +232,9 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     sizes = sizes_of_tokens.logs[is_first]
     places = disagreement.places[is_seen].astype(np.int64) - 1
     place, score = _best_place(sizes, places, rows)
-    if score < STANDARD_ERRORS or score * OF_ANOTHER_KIND < max(
-        _best_place(sizes, other, rows)[1] for other in _other_places(disagreement, is_seen, places)
+    if score < STANDARD_ERRORS or any(
+        score * lead < _best_place(sizes, other, rows)[1]
+        for other, lead in _other_places(disagreement, is_seen, places)
     ):
         return None
     is_behind = places >= place
@@ -277,13 +278,15 @@ def large_from_place(disagreement: Disagreement) -> Mask | None:
     return None if score < STANDARD_ERRORS else np.asarray(uncertain & (places >= place))
 
 
-def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> Iterator[Ints]:
-    """Each token's place in its response, and from its end, where these are no places of the context."""
+def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> Iterator[tuple[Ints, float]]:
+    """Each token's place in its response, and from its end, with how many times the score of the context's places its
+    own must have to count. Where prompts are of nearly one length, the scores are nearly equal.
+    """
     sequences = disagreement.pair.sequences
     own = sequences.positions.astype(np.int64)[is_seen]
     from_end = own - sequences.spread(sequences.lengths)[is_seen]
     for other in (own, from_end):
-        yield other if np.ptp(places - other) > ALIKE else np.zeros_like(other)
+        yield other, OF_ANOTHER_KIND if np.ptp(places - other) > ALIKE else 1.0
 
 
 def _best_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
