@@ -19,7 +19,7 @@ from tests.report.test_gate_section import FAILED
 from tests.report.test_hostile import PAYLOADS
 from tests.report.test_hostile_documents import attacked
 
-MOST_BYTES = 2_500_000
+MOST_BYTES = 2_520_000
 HOSTILE = PROBE + IMAGE + "".join(PAYLOADS.values()) + "x" * 300
 PAIR: samples.Pairs = ((Dtype.BF16, Dtype.BF16),)
 
