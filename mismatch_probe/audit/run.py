@@ -38,7 +38,7 @@ from mismatch_probe.audit.scoring import (
 from mismatch_probe.audit.verdict import judge
 from mismatch_probe.config.examinations import AuditSettings
 from mismatch_probe.config.model import DeclaredPolicy, ExplainSettings, ModelSettings
-from mismatch_probe.dtypes import Dtype
+from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.explain.contexts import contexts, special_tokens
 from mismatch_probe.explain.fitting import Distribution, curve
 from mismatch_probe.explain.hypotheses import Context
@@ -230,7 +230,7 @@ def _changed_weights(sample: ServedSample, reference: LoadedWeights, look: Check
 def _other_dtypes(sample: ServedSample, explained: ExplainSettings, claim: Prediction) -> list[Changed]:
     """The checkpoint in the coarse dtypes that engines compute in."""
     changed = []
-    for dtype in (Dtype.BF16, Dtype.FP16):
+    for dtype in (each for each in COMPUTED_IN if each.rounds_coarsely):
         with weights_in(explained, sample.tokens, dtype) as weights:
             differences = pair_differences(weights, sample.context, claim, sample.law)
         changed.append(Changed("arithmetic", f"arithmetic in {dtype.upper()}", None, None, differences))
