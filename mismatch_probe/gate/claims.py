@@ -303,7 +303,7 @@ def _read_margin_bits(headroom: Headroom) -> float | str:
 def _read_loss_scales(headroom: Headroom) -> float | str:
     if headroom.plain is None:
         return _WEIGHTS_ONLY
-    if headroom.verdict.code == _UNMEASURED or not headroom.shows_gradients:
+    if not headroom.measured_loss_scales:
         return "gradients were not measured, since its responses leave next to none"
     low, high = headroom.plain.from_exponent, headroom.plain.to_exponent
     return 0.0 if low is None or high is None else float(high - low + 1)

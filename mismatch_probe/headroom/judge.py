@@ -4,7 +4,7 @@ from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.train import LossScaleSettings
 from mismatch_probe.dtypes import FP16_LARGEST
 from mismatch_probe.headroom.findings import is_too_small
-from mismatch_probe.headroom.passes import fits, is_close, leaves_gradient
+from mismatch_probe.headroom.passes import fits, is_close
 from mismatch_probe.notation import (
     join_names,
     write_count,
@@ -22,6 +22,7 @@ from mismatch_probe.records.examinations import (
     OperationRange,
     PrecisionTrial,
     WeightFindings,
+    leaves_gradient,
 )
 
 

@@ -26,7 +26,13 @@ from mismatch_probe.errors import UsageError
 from mismatch_probe.headroom.ranges import Binades, ForwardRanges, GradientRanges, Operation, OperationWatch
 from mismatch_probe.headroom.responses import BatchedResponses, computing
 from mismatch_probe.notation import write_many
-from mismatch_probe.records.examinations import NO_GRADIENT, OptimizerFindings, PrecisionTrial, ScaleTrial
+from mismatch_probe.records.examinations import (
+    NO_GRADIENT,
+    OptimizerFindings,
+    PrecisionTrial,
+    ScaleTrial,
+    leaves_gradient,
+)
 from mismatch_probe.training_path.inside import fp32_parts
 
 BatchCallback = Callable[[PassStarted], None]
@@ -321,15 +327,6 @@ def fits(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
     """
     has_scale = trial.from_exponent is not None or not leaves_gradient(trial, yardstick)
     return trial.first_nonfinite is None and has_scale and is_close(trial, yardstick)
-
-
-def leaves_gradient(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
-    """Whether the responses leave a gradient that 16 bits can show: one of both errs by less than the gradient itself.
-
-    Where neither does, rounding alone decides which loss scales seem to fit. A trial whose gradients all overflow has
-    seen large ones.
-    """
-    return min(trial.gradient_error or 0.0, yardstick.gradient_error or 0.0) < NO_GRADIENT
 
 
 def is_close(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:

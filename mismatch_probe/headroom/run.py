@@ -23,7 +23,6 @@ from mismatch_probe.headroom.passes import (
     TrialRun,
     fits,
     is_close,
-    leaves_gradient,
     look_backward,
     look_forward,
 )
@@ -38,7 +37,7 @@ from mismatch_probe.headroom.responses import (
 )
 from mismatch_probe.notation import write_many
 from mismatch_probe.provenance import checkpoint, environment
-from mismatch_probe.records.examinations import Headroom, PrecisionTrial
+from mismatch_probe.records.examinations import Headroom, PrecisionTrial, leaves_gradient
 from mismatch_probe.tasks import resolve_model
 from mismatch_probe.training_path.fit import require_fit
 from mismatch_probe.training_path.inside import fp32_parts

@@ -212,6 +212,15 @@ NO_GRADIENT: Final = 0.99
 """The relative error from which nothing is left of a gradient: zero in its place has 1, rounding alone more."""
 
 
+def leaves_gradient(trial: PrecisionTrial, yardstick: PrecisionTrial) -> bool:
+    """Whether the responses leave a gradient that 16 bits can show: one of both errs by less than the gradient itself.
+
+    Where neither does, rounding alone decides which loss scales seem to fit. A trial whose gradients all overflow has
+    seen large ones.
+    """
+    return min(trial.gradient_error or 0.0, yardstick.gradient_error or 0.0) < NO_GRADIENT
+
+
 class Headroom(Record):
     """The whole answer."""
 
@@ -233,10 +242,11 @@ class Headroom(Record):
     seconds: dict[str, float] = {}
 
     @property
-    def shows_gradients(self) -> bool:
-        """Whether the responses leave a gradient that 16 bits can show: one of both errs by less than the gradient."""
-        trials = [trial for trial in (self.plain, self.bf16) if trial is not None]
-        return len(trials) < 2 or min(trial.gradient_error or 0.0 for trial in trials) < NO_GRADIENT
+    def measured_loss_scales(self) -> bool:
+        """Whether loss scales were tried on a gradient that 16 bits can show."""
+        if self.plain is None or self.bf16 is None or self.verdict.code == HeadroomCode.GRADIENTS_NOT_MEASURED:
+            return False
+        return leaves_gradient(self.plain, self.bf16)
 
     @property
     def exit_code(self) -> ExitCode:

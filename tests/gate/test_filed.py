@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.errors import ExitCode
-from mismatch_probe.records.examinations import Headroom, HeadroomVerdict
+from mismatch_probe.records.examinations import Headroom, HeadroomVerdict, ScaleTrial
 from mismatch_probe.records.findings import Findings, Localization
 from mismatch_probe.records.run_directory import RunDirectory
 from tests.gate.cli import CommandLine, Ended, check, gate_file
@@ -106,6 +106,23 @@ def test_gradients_that_were_not_measured_do_not_say_that_a_model_fits(judged: J
         headroom().model_copy(update={"verdict": verdict}),
     )
     assert (ended.code, "gradients were not measured" in ended.stderr) == (ExitCode.ENVIRONMENT, True)
+
+
+@pytest.mark.parametrize(("error", "is_measured"), [(0.98, True), (0.99, False)])
+def test_loss_scales_of_a_model_that_does_not_fit_count_where_a_gradient_was_measured(
+    judged: Judge, error: float, *, is_measured: bool
+) -> None:
+    document = headroom(largest=1e5)
+    assert document.plain is not None
+    assert document.bf16 is not None
+    scale = ScaleTrial(exponent=0, relative_error=error, num_nonfinite=0, nonfinite=[])
+    trials = {"plain": document.plain, "bf16": document.bf16}
+    document = document.model_copy(
+        update={name: trial.model_copy(update={"scales": [scale]}) for name, trial in trials.items()}
+    )
+    ended = judged(check(metric="headroom_loss_scales", min=1), document)
+    assert ("gradients were not measured" in ended.stderr) == (not is_measured)
+    assert (ended.code == ExitCode.ENVIRONMENT) == (not is_measured)
 
 
 @pytest.mark.slow

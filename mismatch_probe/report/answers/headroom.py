@@ -103,8 +103,7 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
 
 
 def _fitting_scales(headroom: Headroom, trial: PrecisionTrial) -> str:
-    is_measured = headroom.shows_gradients and headroom.verdict.code != HeadroomCode.GRADIENTS_NOT_MEASURED
-    return trial.fitting_scales if is_measured else "not measured"
+    return trial.fitting_scales if headroom.measured_loss_scales else "not measured"
 
 
 def _room(margin_bits: float | None) -> str:
