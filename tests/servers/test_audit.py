@@ -220,12 +220,12 @@ def test_an_audit_with_a_run_takes_its_checkpoint_and_prompts_and_is_filed_there
     vllm: RealServer, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    compared = (*SMALL[:-1], "16")
+    compared = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "32", "--max-new-tokens", "16")
     probe("compare", *compared, "--dtype", "bf16", "--reference", "none", "--out", run, code=ExitCode.PASS)
     probe("audit", "--run", run, "--server", vllm.url, "--max-new-tokens", "96", code=ExitCode.PASS)
     document = Findings(run).audit()
     assert document is not None
-    assert document.responses.num_prompts == 24
+    assert document.responses.num_prompts == 32
     assert "As declared: the tokens are those of demo in BF16" in (run / "report.html").read_text(encoding="utf-8")
 
 
