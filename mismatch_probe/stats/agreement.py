@@ -22,9 +22,7 @@ from scipy import stats as scipy_stats
 from mismatch_probe.stats.sequences import Floats, Ints
 
 _DEGREES: Final = 4.0
-"""Of Student's t, which an error of rounding is taken to have: its tail is longer than a normal one's. `_tail` is the
-closed form that this number has.
-"""
+"""Of Student's t, which an error of rounding is taken to have: its tail is longer than a normal one's."""
 _MEDIAN_OF_SIZE: Final = float(special.stdtrit(_DEGREES, 0.75))
 _LEAST_SCALE: Final = 1e-6
 """Nats: FP32 rounds no finer."""
@@ -32,8 +30,6 @@ _NEIGHBOURS: Final = 200
 """Positions with a like margin, whose errors give the scale at one."""
 _TIMES: Final = np.geomspace(0.01, 1e5, 141)
 _FEW: Final = 1e-300
-_MOST_UNITS: Final = 1e76
-"""Where the tail is below `_FEW`, and its square is no infinity yet."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +53,8 @@ class Rounding:
         return cls(np.maximum(scales / _MEDIAN_OF_SIZE, _LEAST_SCALE))
 
     def chance(self, distances: Floats, times: float = 1.0) -> Floats:
-        """Of being moved by at least these distances (nats, none below 0) [T] towards each other, at so many times the
-        rounding.
-        """
-        return _tail(distances / (times * self.scales))
-
-
-def _tail(units: Floats) -> Floats:
-    """That Student's t with 4 degrees is at least so large: 1/2 - 3/4 u + 1/4 u^3 with u = t / sqrt(4 + t^2), in a form
-    that keeps its digits where it is small. SciPy's incomplete beta function takes ten times as long.
-    """
-    finite = np.minimum(units, _MOST_UNITS)
-    square = 4 + finite**2
-    share = finite / np.sqrt(square)
-    return np.asarray((4 / square / (1 + share)) ** 2 * (2 + share) / 4)
+        """Of being moved by at least these distances (nats) [T] towards each other, at so many times the rounding."""
+        return np.asarray(special.stdtr(_DEGREES, -distances / (times * self.scales)))
 
 
 @dataclass(frozen=True)
