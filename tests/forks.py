@@ -75,7 +75,7 @@ def close_all_but(kept: Iterable[int]) -> None:
     number in the meantime.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
-    others = set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, nothing, *kept}
+    others = {int(descriptor.name) for descriptor in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *kept}
     for descriptor in others:
         with suppress(OSError):
             os.fstat(descriptor)
