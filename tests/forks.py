@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -68,11 +69,18 @@ def _serve(stages: Stages) -> NoReturn:
 
 
 def close_all_but(kept: Iterable[int]) -> None:
-    """As a new program finds them: the standard streams and those."""
-    last = 2
-    for descriptor in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
-        os.closerange(last + 1, descriptor)
-        last = descriptor
+    """What a new program finds open: the standard streams and those. In the place of all others stands the null device.
+
+    An object of Python's that the fork inherits closes its number at its end, and would close whatever had got the
+    number in the meantime.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    others = {int(descriptor.name) for descriptor in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *kept}
+    for descriptor in others:
+        with suppress(OSError):
+            os.fstat(descriptor)
+            os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
 
 
 def as_server_of_vllm() -> None:

@@ -156,6 +156,7 @@ def _follower(
     until = None if idle is None else time.monotonic() + idle
     trouble = _News(console)
     while True:
+        may_come = source.is_dir() or may_become_metrics(source)  # before it is read, since it may grow meanwhile
         try:
             return Follower(recognise(source), source)
         except UsageError as error:
@@ -163,7 +164,6 @@ def _follower(
             if log is not None:
                 return MetricFollower(source, names, log.kind)
             is_over = until is not None and time.monotonic() >= until
-            may_come = source.is_dir() or may_become_metrics(source)
             if not may_come or (is_over and not isinstance(error, NoLogError)):
                 raise
             if is_over:

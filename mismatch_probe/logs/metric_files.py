@@ -154,19 +154,20 @@ def read_metric_log(
 
 
 def may_become_metrics(path: Path) -> bool:
-    """Whether a file without metrics is empty or a text, in which a trainer's first step may still come, or the
-    beginning of a first line of JSON, which its trainer is writing.
+    """Whether a file without metrics is empty or a text, in which a trainer's first step may still come, or its first
+    step is being written: the beginning of a first line of JSON, or of a CSV without a whole row below its header.
     """
     kind = _kind_of(path)
-    return kind is _CONSOLE or (kind is _LINES and _is_part_of_a_line(path))
+    return kind is _CONSOLE or (kind in (_LINES, _TABLE) and _num_whole_lines(path) < (1 if kind is _LINES else 2))
 
 
-def _is_part_of_a_line(path: Path) -> bool:
+def _num_whole_lines(path: Path) -> int:
+    """Of the first two lines; 2 where they cannot be read."""
     try:
         with open_file(path) as file:
-            return not next_line(file, size_of(file)).endswith(b"\n")
+            return sum(next_line(file, size_of(file) - file.tell()).endswith(b"\n") for _ in range(2))
     except (FileNotFoundError, Unreadable):
-        return False
+        return 2
 
 
 def _kind_of(path: Path) -> _Kind | None:
@@ -346,10 +347,11 @@ def _trackio_entries(path: Path, log: MetricLog) -> Iterator[MetricEntry]:
 _CONSOLE: Final = _Kind("console lines", lambda start: b"\0" not in start, _console_entries)
 _CONSOLE_ENDINGS: Final = (".log", ".out", ".txt")
 _LINES: Final = _Kind("JSON lines", lambda start: start.lstrip(b"\xef\xbb\xbf \r\n").startswith(b"{"), _line_entries)
+_TABLE: Final = _Kind("a CSV", _is_table, _table_entries)
 _KINDS: Final = (
     _Kind("TensorBoard event files", is_events, _event_entries),
     _Kind("a trackio database", is_sqlite, _trackio_entries),
     _LINES,
-    _Kind("a CSV", _is_table, _table_entries),
+    _TABLE,
     _CONSOLE,
 )

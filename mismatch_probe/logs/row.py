@@ -234,7 +234,7 @@ def size_of(file: IO[bytes]) -> int:
 
 
 def next_line(file: IO[bytes], remaining: int) -> bytes:
-    """The next line, of the file's next `left` bytes; empty where there are none.
+    """The next line, of the file's next `remaining` bytes; empty where there are none.
 
     Raises:
         Unreadable: it is too long, and is not read to its end.

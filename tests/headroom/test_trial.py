@@ -4,9 +4,12 @@ import pytest
 
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.errors import ExitCode
 from mismatch_probe.headroom.judge import judge_headroom
 from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
 from mismatch_probe.records.examinations import HeadroomVerdict, PrecisionTrial, ScaleTrial
+from mismatch_probe.report.sections.gradients import gradients, underflow_table
+from mismatch_probe.report.view import Figure
 from tests.report.documents import headroom
 
 
@@ -105,6 +108,22 @@ def test_modules_in_fp32_do_not_bring_a_gradient_that_is_not_there() -> None:
     assert verdict.code == HeadroomCode.FITS_EXCEPT
     assert "weights and activations fit; gradients were not measured" in verdict.sentence
     assert not any("none fits" in sentence for sentence in verdict.evidence)
+    document = headroom().model_copy(update={"verdict": verdict, "plain": far, "advised": near, "bf16": bf16})
+    assert document.exit_code == ExitCode.INCONCLUSIVE
+    near = tried(Dtype.FP16, {0: 0.1}, 1e-4, bf16)
+    assert document.model_copy(update={"advised": near}).exit_code == ExitCode.PASS
+
+
+@pytest.mark.parametrize(("error", "is_measured"), [(0.1, True), (3e3, False)])
+def test_a_page_marks_no_loss_scale_that_was_not_measured(error: float, *, is_measured: bool) -> None:
+    bf16 = tried(Dtype.BF16, {0: 5e3}, 1e-3)
+    plain = tried(Dtype.FP16, {0: error, 4: error}, 1e-4, bf16)
+    document = headroom()
+    assert document.gradients is not None
+    table = underflow_table(document.gradients, plain, bf16)
+    assert any("yes" in row for row in table.rows) == is_measured
+    [figure] = [block for block in gradients(document.gradients, plain, bf16).blocks if isinstance(block, Figure)]
+    assert ("fitting scales not measured" in figure.panels[0].heading.description) != is_measured
 
 
 def tried(

@@ -176,30 +176,57 @@ def started(path: Path, *words: object) -> subprocess.Popen[str]:
     )
 
 
+JSON = line(0, rollout_corr__k3_kl=0.001) + b"\n"
+HEADER = b'"Step","run - rollout_corr/k3_kl"\r\n'
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("watches")
-def test_a_first_line_that_is_half_written_is_waited_for(tmp_path: Path) -> None:
-    path, first = tmp_path / "metrics.jsonl", line(0, rollout_corr__k3_kl=0.001) + b"\n"
-    path.write_bytes(first[:25])
+@pytest.mark.parametrize(
+    ("start", "rest", "reason"),
+    [
+        (JSON[:25], JSON[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n", "malformed JSON"),
+        (HEADER[:12], HEADER[12:] + b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
+        (HEADER, b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
+        (HEADER + b"0", b",0.001\r\n1,0.001\r\n", "neither JSON objects"),
+    ],
+    ids=["JSON", "half a header", "header", "half a row"],
+)
+def test_a_first_step_that_is_half_written_is_waited_for(
+    tmp_path: Path, start: bytes, rest: bytes, reason: str
+) -> None:
+    path = tmp_path / "metrics"
+    path.write_bytes(start)
     process = started(path, "--idle", 4)
     assert process.stderr is not None
     waiting = next(words for words in process.stderr if words.startswith("waiting: "))
-    assert "malformed JSON" in waiting
+    assert reason in waiting
     with path.open("ab") as file:
-        file.write(first[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n")
+        file.write(rest)
     out, messages = process.communicate(timeout=60)
     assert [step.step for step in WatchRecord.model_validate_json(out).steps][:1] == [0], messages
 
 
 @pytest.mark.slow
-def test_a_first_line_that_is_broken_is_refused(tmp_path: Path) -> None:
-    """Whole lines come after it, so nobody is writing it any more."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(line(0, rollout_corr__k3_kl=0.001)[:25] + b"\n" + line(1, rollout_corr__k3_kl=0.001) + b"\n")
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            line(0, rollout_corr__k3_kl=0.001)[:25] + b"\n" + line(1, rollout_corr__k3_kl=0.001) + b"\n",
+            "malformed JSON",
+        ),
+        (HEADER + b"0,\r\n1,", "neither JSON objects"),
+    ],
+    ids=["JSON", "CSV"],
+)
+def test_a_first_step_that_is_broken_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """A whole line of a step is there, so nobody is writing it any more."""
+    path = tmp_path / "metrics"
+    path.write_bytes(content)
     process = started(path, "--idle", 30)
     _, messages = process.communicate(timeout=60)
     assert process.returncode == ExitCode.USAGE
-    assert "malformed JSON" in messages
+    assert reason in messages
 
 
 @pytest.mark.slow

@@ -165,3 +165,11 @@ def _address(profile: Path) -> str:
         time.sleep(0.05)
     port, path = file.read_text().split()
     return f"ws://127.0.0.1:{port}{path}"
+
+
+def shown(tab: Tab, page: str, folder: Path, width: int = 1280) -> Tab:
+    path = folder / "page.html"
+    path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    tab.console.clear()
+    tab.open(path, width)
+    return tab

@@ -13,50 +13,26 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.rendering import PlotlyJs
 from tests.report import samples
-from tests.report.browser import Tab, needs_browser
+from tests.report.browser import Tab, needs_browser, shown
 from tests.report.test_hostile import PAYLOADS
 
-PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16), (Dtype.FP32, Dtype.FP32))
-MOST_SHEETS = 14
+PAIRS: samples.Pairs = ((Dtype.BF16, Dtype.BF16), (Dtype.FP16, Dtype.FP16))
 PROBE = "<script>document.documentElement.dataset.ran = 'yes'</script>"
 IMAGE = "<img src=x onerror=\"document.documentElement.dataset.ran = 'yes'\">"
-IN_SIGHT = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
-BUTTONS_OF_FIGURES = "[...document.querySelectorAll('.key, .scale')].some((each) => each.checkVisibility())"
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
 
-def shown(tab: Tab, page: str, folder: Path, width: int = 1280) -> Tab:
-    path = folder / "page.html"
-    path.write_text(page, encoding="utf-8", errors="backslashreplace")
-    tab.console.clear()
-    tab.open(path, width)
-    return tab
-
-
 @pytest.fixture(scope="module")
-def page() -> str:
-    return render_html(samples.summary(PAIRS), samples.manifest(PAIRS))
-
-
-@pytest.fixture(scope="module")
-def without_drawings(page: str) -> str:
+def without_drawings(drawn_page: str) -> str:
     """Nothing is drawn that the test does not look at."""
-    return page.replace('<div class="plot"', "<div")
+    return drawn_page.replace('<div class="plot"', "<div")
 
 
 @pytest.fixture(scope="module")
-def report(tab: Tab, page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab:
-    shown(tab, page, tmp_path_factory.mktemp("report"))
+def report(tab: Tab, drawn_page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab:
+    shown(tab, drawn_page, tmp_path_factory.mktemp("report"))
     tab.draw_all()
-    return tab
-
-
-@pytest.fixture(scope="module")
-def unscrolled(tab: Tab, page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab:
-    """The page as it is some time after it was opened, when nobody has touched it."""
-    shown(tab, page, tmp_path_factory.mktemp("unscrolled"))
-    tab.wait(f"{IN_SIGHT}.length && {IN_SIGHT}.every((plot) => plot.querySelector('.main-svg'))")
     return tab
 
 
@@ -65,7 +41,7 @@ def hostile(tab: Tab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of what attacks and of what cannot be broken into lines, its drawings drawn in the widest window."""
     payload = f"<b>bold</b>{PROBE}{IMAGE}{''.join(PAYLOADS.values())}{'x' * 300}"
     simulation = samples.Simulation(num_responses=16, longest=64, hostile=payload)
-    page = render_html(samples.summary(PAIRS[:2], simulation), samples.manifest(PAIRS[:2], payload))
+    page = render_html(samples.summary(PAIRS, simulation), samples.manifest(PAIRS, payload))
     folder = tmp_path_factory.mktemp("hostile")
     shown(tab, page, folder).draw_all()
     return folder / "page.html"
@@ -334,34 +310,14 @@ def test_the_page_never_scrolls_sideways(tab: Tab, hostile: Path, width: int) ->
     assert tab.run("document.documentElement.scrollWidth") == width
 
 
-def test_the_policy_alone_stops_a_script_that_slipped_through(tab: Tab, page: str, tmp_path: Path) -> None:
-    shown(tab, page.replace("</main>", f"{PROBE}{IMAGE}</main>"), tmp_path)
+def test_the_policy_alone_stops_a_script_that_slipped_through(tab: Tab, drawn_page: str, tmp_path: Path) -> None:
+    shown(tab, drawn_page.replace("</main>", f"{PROBE}{IMAGE}</main>"), tmp_path)
     assert tab.run("document.documentElement.dataset.ran") is None
     assert any("Content Security Policy" in line for line in tab.console)
 
 
 def test_without_policy_and_escaping_the_probe_would_have_run(tab: Tab, tmp_path: Path) -> None:
     assert shown(tab, f"<!doctype html><body>{PROBE}</body>", tmp_path).run("document.documentElement.dataset.ran")
-
-
-def test_a_page_whose_plotly_was_changed_says_that_it_cannot_draw(tab: Tab, page: str, tmp_path: Path) -> None:
-    start = page.index('id="plotlyjs">') + len('id="plotlyjs">')
-    shown(tab, f"{page[:start]}{'A' * 64}{page[start + 64 :]}", tmp_path)
-    tab.wait("document.documentElement.dataset.figures === 'failed'")
-    assert tab.run("getComputedStyle(document.querySelector('.no-figures')).display") == "block"
-    assert not tab.run(BUTTONS_OF_FIGURES)
-
-
-def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, page: str, tmp_path: Path) -> None:
-    tab.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        shown(tab, page, tmp_path)
-        assert "drawn by JavaScript" in tab.run("document.querySelector('header').innerText")
-        assert tab.run("getComputedStyle(document.querySelector('.plot')).display") == "none"
-        assert tab.run("document.querySelector('button.theme').checkVisibility()") is False
-        assert not tab.run(BUTTONS_OF_FIGURES)
-    finally:
-        tab.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 def test_a_page_that_names_plotlys_server_asks_for_nothing_else(tab: Tab, tmp_path: Path) -> None:
@@ -379,77 +335,6 @@ def test_an_empty_cell_has_no_line_on_a_narrow_screen(
     table = f'<table class="stacked"><thead>{head}</thead><tbody>{row}</tbody></table>'
     shown(tab, without_drawings.replace('<ul class="facts">', f'{table}<ul class="facts">'), tmp_path, 400)
     assert tab.run("document.querySelector('table.stacked td').checkVisibility()") == is_seen
-
-
-def test_every_drawing_is_there_without_scrolling(unscrolled: Tab) -> None:
-    """As in a picture of the whole page; what is folded opens on request."""
-    assert unscrolled.run(f"{IN_SIGHT}.length") > 5
-    assert unscrolled.run("scrollY") == 0
-    assert unscrolled.run("document.querySelectorAll('.plot:not(:has(.main-svg))').length") > 0
-
-
-def test_the_page_prints_on_few_sheets_with_its_drawings(unscrolled: Tab) -> None:
-    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
-    assert unscrolled.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
-    printed = unscrolled.pdf()
-    assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS
-    unscrolled.run("dispatchEvent(new Event('afterprint'))")
-
-
-def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab) -> None:
-    tab = unscrolled
-    tab.run("dispatchEvent(new Event('beforeprint'))")
-    tab.call("Emulation.setEmulatedMedia", media="print")
-    tab.run("document.body.style.width = '696px'")  # of a sheet; the window stays as it is when a page is printed
-    wide = "(each) => each.getBoundingClientRect().right"
-    beyond = f"""[...document.querySelectorAll('.panel')].filter((panel) =>
-        [...panel.querySelectorAll('.main-svg')].some((svg) => ({wide})(svg) > ({wide})(panel) + 1)).length"""
-    filled = """[...document.querySelectorAll('.panel')].filter((panel) =>
-        panel.querySelector('.main-svg').getBoundingClientRect().width
-          > 0.95 * panel.getBoundingClientRect().width).length"""
-    panels = tab.run("document.querySelectorAll('.panel').length")
-    try:
-        assert panels > 10
-        assert tab.run(beyond) == 0
-        assert tab.run(filled) == panels
-        assert tab.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
-        assert tab.run(
-            "[...document.querySelectorAll('h2, summary')].every((each) => "
-            "getComputedStyle(each).breakAfter === 'avoid')"
-        )
-    finally:
-        tab.call("Emulation.setEmulatedMedia", media="")
-        tab.run("dispatchEvent(new Event('afterprint'))")
-    assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
-
-
-PRINTS_AS_IT_OPENS = """
-addEventListener("DOMContentLoaded", () => {
-  dispatchEvent(new Event("beforeprint"));
-  const drawn = [...document.querySelectorAll(".plot")].map((plot) => Boolean(plot.querySelector(".main-svg")));
-  document.documentElement.dataset.printed = `${drawn.filter(Boolean).length} of ${drawn.length}`;
-});
-"""
-
-
-def test_a_page_that_is_printed_as_it_opens_has_its_drawings(tab: Tab, page: str, tmp_path: Path) -> None:
-    """Before anything came into view, and before the page was idle."""
-    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=PRINTS_AS_IT_OPENS)
-    try:
-        drawn, total = shown(tab, page, tmp_path).run("document.documentElement.dataset.printed").split(" of ")
-    finally:
-        tab.call("Page.removeScriptToEvaluateOnNewDocument", **added)
-    assert drawn == total
-    assert int(total) > 10
-    assert tab.console == []
-
-
-def test_a_page_without_drawings_that_is_printed_does_not_say_that_they_failed(
-    tab: Tab, without_drawings: str, tmp_path: Path
-) -> None:
-    shown(tab, without_drawings, tmp_path).run("dispatchEvent(new Event('beforeprint'))")
-    assert tab.run("document.documentElement.dataset.figures") is None
-    tab.run("dispatchEvent(new Event('afterprint'))")
 
 
 def test_no_line_of_a_command_ends_inside_a_flag_on_a_narrow_screen(

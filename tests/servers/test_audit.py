@@ -132,7 +132,7 @@ def test_sampled_tokens_are_as_declared_and_each_is_foretold_by_its_seed(vllm: R
     document = audited(vllm.url, tmp_path / "run", *words, code=ExitCode.PASS, size=FEW)
     assert document.mode == "predicted"
     assert document.agreement is not None
-    assert document.agreement.equal.value > 0.99
+    assert document.agreement.equal.value > 0.98, "kernels that round to BF16 toward zero turn twice as many near ties"
     assert document.law is not None
     assert document.law.p_value > 1e-3
     assert document.law.temperature_low < 1.05 * 1.5

@@ -129,7 +129,7 @@ def _headroom_screen(headroom: Headroom) -> list[Table | Lines]:
         blocks.append(layers_table(_nearest(headroom.activations.layers)))
     trial = next((trial for trial in (headroom.plain, headroom.advised) if trial is not None and trial.scales), None)
     if trial is not None and headroom.gradients is not None:
-        blocks.append(_scales(headroom.gradients, trial))
+        blocks.append(_scales(headroom.gradients, trial, headroom.bf16))
     if headroom.sampled_by is not None:
         rests_on = f"responses sampled by {headroom.sampled_by}; device {headroom.device}"
         blocks.append(Lines([rests_on], "dim", follows=True))
@@ -147,13 +147,13 @@ def _nearest(layers: list[LayerRange]) -> list[LayerRange]:
     return [layer for layer in layers if layer.layer in names]
 
 
-def _scales(gradients: GradientFindings, trial: PrecisionTrial) -> Table:
+def _scales(gradients: GradientFindings, trial: PrecisionTrial, bf16: PrecisionTrial | None) -> Table:
     """Every other loss scale that was tried, and those between which FP16 fits."""
     ends = (trial.from_exponent, trial.to_exponent)
     exponents = {scale.exponent for scale in trial.scales if not scale.exponent % 2 or scale.exponent in ends}
     underflow = [underflow for underflow in gradients.underflow if underflow.exponent in exponents]
     fp32_words = f", with {trial.parts_in_fp32} in FP32" if trial.modules_in_fp32 or trial.residual_in_fp32_from else ""
-    table = underflow_table(gradients.model_copy(update={"underflow": underflow}), trial)
+    table = underflow_table(gradients.model_copy(update={"underflow": underflow}), trial, bf16)
     return replace(table, caption=f"{table.caption}{fp32_words}")
 
 
@@ -212,8 +212,11 @@ def _headroom_figure(headroom: Headroom) -> Figure | None:
         "figure-headroom",
         "How to read it: on the left every point has to stay below the dotted line, and each factor of 2 below it is a "
         f"bit of room. On the right {'the shaded loss scales' if fitting else 'no loss scale'} fitted in a true run.",
-        [_layers_panel(headroom.activations.layers), underflow_panel(headroom.gradients, headroom.plain)],
-        [layers_table(headroom.activations.layers), underflow_table(headroom.gradients, headroom.plain)],
+        [
+            _layers_panel(headroom.activations.layers),
+            underflow_panel(headroom.gradients, headroom.plain, headroom.bf16),
+        ],
+        [layers_table(headroom.activations.layers), underflow_table(headroom.gradients, headroom.plain, headroom.bf16)],
         key=[*_LINES.items(), *GRADIENT_STYLES.items()],
     )
 

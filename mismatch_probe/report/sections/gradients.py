@@ -7,6 +7,7 @@ from mismatch_probe.records.examinations import (
     PrecisionTrial,
     ScaleTrial,
     ScaleUnderflow,
+    leaves_gradient,
 )
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
@@ -45,7 +46,9 @@ def gradients(findings: GradientFindings, plain: PrecisionTrial, bf16: Precision
     )
 
 
-def underflow_panel(findings: GradientFindings, trial: PrecisionTrial | None) -> Panel:
+def underflow_panel(
+    findings: GradientFindings, trial: PrecisionTrial | None, yardstick: PrecisionTrial | None
+) -> Panel:
     """Shares of the gradients that FP16 makes zero at each loss scale, and the scales that fit."""
     exponents = [underflow.exponent for underflow in findings.underflow]
     at_scale_1 = findings.underflow[0]
@@ -70,12 +73,16 @@ def underflow_panel(findings: GradientFindings, trial: PrecisionTrial | None) ->
             _WEIGHTS,
         ),
     ]
-    return draw(heading, series, _AXIS, "share that becomes zero", marks=Marks(span=_span(trial)), write_x=_power)
+    return draw(
+        heading, series, _AXIS, "share that becomes zero", marks=Marks(span=_span(trial, yardstick)), write_x=_power
+    )
 
 
-def underflow_table(findings: GradientFindings, trial: PrecisionTrial | None) -> Table:
+def underflow_table(
+    findings: GradientFindings, trial: PrecisionTrial | None, yardstick: PrecisionTrial | None
+) -> Table:
     errors = {} if trial is None else {scale.exponent: scale.relative_error for scale in trial.scales}
-    span = _span(trial)
+    span = _span(trial, yardstick)
 
     def fits(row: ScaleUnderflow) -> str:
         return "yes" if span is not None and span[0] <= row.exponent <= span[1] else ""
@@ -99,13 +106,13 @@ def _error_panel(plain: PrecisionTrial, bf16: PrecisionTrial) -> Panel:
         "plot-headroom-errors",
         "Error of the FP16 gradient",
         f"smallest {write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16; "
-        f"fitting scales {plain.fitting_scales}",
+        f"fitting scales {plain.fitting_scales if leaves_gradient(plain, bf16) else 'not measured'}",
         "Norm of the difference from the FP32 gradient, over that one's norm.",
     )
     yardstick = bf16.gradient_error
     marks = Marks(
         limit=None if yardstick is None else (yardstick, f"BF16: {write_number(yardstick)}"),
-        span=_span(plain),
+        span=_span(plain, bf16),
         crosses=[scale.exponent for scale in plain.scales if scale.relative_error is None],
     )
     series = [Series("FP16", exponents, [scale.relative_error for scale in plain.scales], _WEIGHTS)]
@@ -132,8 +139,11 @@ def _largest(of: str, ranges: list[GradientRange]) -> Table:
     return Table.of(f"Largest gradients of {of}", ranges, columns, is_folded=True)
 
 
-def _span(trial: PrecisionTrial | None) -> tuple[float, float] | None:
+def _span(trial: PrecisionTrial | None, yardstick: PrecisionTrial | None) -> tuple[float, float] | None:
+    """The exponents of the scales that fit; none where there was no gradient to measure them on."""
     if trial is None or trial.from_exponent is None or trial.to_exponent is None:
+        return None
+    if yardstick is not None and not leaves_gradient(trial, yardstick):
         return None
     return trial.from_exponent, trial.to_exponent
 

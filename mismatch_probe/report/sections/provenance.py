@@ -72,7 +72,13 @@ def _write_move(nats: object) -> str:
     return "the same bits" if nats == 0 else f"log-probs move by up to {write_number(nats)} nats"
 
 
-_HARDWARE = {"cpu": "processor", "cpu_cores": "cores", "memory_bytes": "memory", "gpus": "GPUs"}
+_HARDWARE = {
+    "cpu": "processor",
+    "cpu_instructions": "instruction sets",
+    "cpu_cores": "cores",
+    "memory_bytes": "memory",
+    "gpus": "GPUs",
+}
 _GIT = {"dirty": "changes not committed"}
 """What is shown for names of the manifest."""
 _VALUE_CHARACTERS = 300

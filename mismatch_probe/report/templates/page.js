@@ -68,8 +68,8 @@
     // Other axes make a new drawing, so that a double click leads back to them.
     const axes = `${isInPart ? "of some" : "of all"}, ${linear.has(plot) ? "linear" : "as drawn"}`;
     const isNew = plot.dataset.drawn !== axes;
-    plot.dataset.drawn = axes;
     window.Plotly[isNew ? "newPlot" : "react"](drawing, data, layout, CONFIG);
+    plot.dataset.drawn = axes;
     oneStop([...drawing.querySelectorAll(".modebar-btn")]);
     if (isNew) drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
   }
@@ -101,24 +101,35 @@
   }
 
   const drawn = () => plots.filter((plot) => plot.dataset.drawn);
-  const redraw = () => drawn().forEach(draw);
-  function attempt(drawing) {
-    if (!plots.length || root.dataset.figures) return;
+  function drawAll(those) {
+    if (!those.length || root.dataset.figures) return;
     try {
       load();
-      drawing();
     } catch (error) {
       root.dataset.figures = "failed";
       console.error(error);
+      return;
+    }
+    those.forEach(drawOrSay);
+  }
+  // One that cannot be drawn says so in its place, and the others are drawn.
+  function drawOrSay(plot) {
+    try {
+      draw(plot);
+      delete plot.dataset.failed;
+    } catch (error) {
+      plot.dataset.failed = "";
+      console.error(error);
     }
   }
+  const redraw = () => drawAll(drawn());
 
   const watcher = new IntersectionObserver(
     (entries) => {
       const seen = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
       if (!seen.length) return;
       seen.forEach((plot) => watcher.unobserve(plot));
-      attempt(() => seen.forEach(draw));
+      drawAll(seen);
     },
     { rootMargin: "600px" },
   );
@@ -127,20 +138,20 @@
   // What is farther down is drawn while nothing else is to do, for a picture of the whole page or a search in it.
   const whenIdle = window.requestIdleCallback ?? ((task) => setTimeout(task, 50));
   function drawNext() {
-    const plot = plots.find((each) => !each.dataset.drawn && each.checkVisibility());
-    if (!plot) return;
+    const plot = plots.find((each) => !each.dataset.drawn && !("failed" in each.dataset) && each.checkVisibility());
+    if (!plot || root.dataset.figures) return;
     watcher.unobserve(plot);
-    draw(plot);
+    drawAll([plot]);
     whenIdle(drawNext);
   }
-  addEventListener("load", () => whenIdle(() => attempt(drawNext)));
+  addEventListener("load", () => whenIdle(drawNext));
 
   // What is folded or not drawn yet is there on paper, in light colours.
   addEventListener("beforeprint", () => {
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
     for (const fold of document.querySelectorAll(".whole, .finding")) fold.open = true;
-    attempt(() => plots.forEach(draw));
+    drawAll(plots);
     // A drawing is as wide as its place on the screen; on paper it is scaled to its place there.
     for (const container of document.querySelectorAll(".svg-container")) {
       const { width, height } = container.getBoundingClientRect();
@@ -173,7 +184,7 @@
       linear.has(plot) ? linear.delete(plot) : linear.add(plot);
       plot.parentElement.dataset.scale = linear.has(plot) ? "linear" : "log";
       button.setAttribute("aria-pressed", String(linear.has(plot)));
-      if (plot.dataset.drawn) draw(plot);
+      if (plot.dataset.drawn) drawOrSay(plot);
     });
   }
 

@@ -1,0 +1,143 @@
+"""In a real browser: a page on paper, and a page or a figure that cannot be drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser import Tab, needs_browser, shown
+
+pytestmark = [pytest.mark.slow, needs_browser]
+MOST_SHEETS = 14
+IN_SIGHT = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
+BUTTONS_OF_FIGURES = "[...document.querySelectorAll('.key, .scale')].some((each) => each.checkVisibility())"
+
+
+@pytest.fixture(scope="module")
+def unscrolled(tab: Tab, drawn_page: str, tmp_path_factory: pytest.TempPathFactory) -> Tab:
+    """The page as it is some time after it was opened, when nobody has touched it."""
+    shown(tab, drawn_page, tmp_path_factory.mktemp("unscrolled"))
+    tab.wait(f"{IN_SIGHT}.length && {IN_SIGHT}.every((plot) => plot.querySelector('.main-svg'))")
+    return tab
+
+
+def test_every_drawing_is_there_without_scrolling(unscrolled: Tab) -> None:
+    """As in a picture of the whole page; what is folded opens on request."""
+    assert unscrolled.run(f"{IN_SIGHT}.length") > 5
+    assert unscrolled.run("scrollY") == 0
+    assert unscrolled.run("document.querySelectorAll('.plot:not(:has(.main-svg))').length") > 0
+
+
+def test_the_page_prints_on_few_sheets_with_its_drawings(unscrolled: Tab) -> None:
+    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
+    assert unscrolled.run("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))")
+    printed = unscrolled.pdf()
+    assert 1 < printed.count(b"/Type /Page\n") <= MOST_SHEETS
+    unscrolled.run("dispatchEvent(new Event('afterprint'))")
+
+
+def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab) -> None:
+    tab = unscrolled
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    tab.run("document.body.style.width = '696px'")  # of a sheet; the window stays as it is when a page is printed
+    wide = "(each) => each.getBoundingClientRect().right"
+    beyond = f"""[...document.querySelectorAll('.panel')].filter((panel) =>
+        [...panel.querySelectorAll('.main-svg')].some((svg) => ({wide})(svg) > ({wide})(panel) + 1)).length"""
+    filled = """[...document.querySelectorAll('.panel')].filter((panel) =>
+        panel.querySelector('.main-svg').getBoundingClientRect().width
+          > 0.95 * panel.getBoundingClientRect().width).length"""
+    panels = tab.run("document.querySelectorAll('.panel').length")
+    try:
+        assert panels > 10
+        assert tab.run(beyond) == 0
+        assert tab.run(filled) == panels
+        assert tab.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
+        assert tab.run(
+            "[...document.querySelectorAll('h2, summary')].every((each) => "
+            "getComputedStyle(each).breakAfter === 'avoid')"
+        )
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+        tab.run("dispatchEvent(new Event('afterprint'))")
+    assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
+
+
+PRINTS_AS_IT_OPENS = """
+addEventListener("DOMContentLoaded", () => {
+  dispatchEvent(new Event("beforeprint"));
+  const drawn = [...document.querySelectorAll(".plot")].map((plot) => Boolean(plot.querySelector(".main-svg")));
+  document.documentElement.dataset.printed = `${drawn.filter(Boolean).length} of ${drawn.length}`;
+});
+"""
+
+
+def test_a_page_that_is_printed_as_it_opens_has_its_drawings(tab: Tab, drawn_page: str, tmp_path: Path) -> None:
+    """Before anything came into view, and before the page was idle."""
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=PRINTS_AS_IT_OPENS)
+    try:
+        drawn, total = shown(tab, drawn_page, tmp_path).run("document.documentElement.dataset.printed").split(" of ")
+    finally:
+        tab.call("Page.removeScriptToEvaluateOnNewDocument", **added)
+    assert drawn == total
+    assert int(total) > 10
+    assert tab.console == []
+
+
+def test_a_page_without_drawings_that_is_printed_does_not_say_that_they_failed(
+    tab: Tab, drawn_page: str, tmp_path: Path
+) -> None:
+    page = drawn_page.replace('<div class="plot"', "<div")
+    shown(tab, page, tmp_path).run("dispatchEvent(new Event('beforeprint'))")
+    assert tab.run("document.documentElement.dataset.figures") is None
+    tab.run("dispatchEvent(new Event('afterprint'))")
+
+
+def test_a_page_whose_plotly_was_changed_says_that_it_cannot_draw(tab: Tab, drawn_page: str, tmp_path: Path) -> None:
+    start = drawn_page.index('id="plotlyjs">') + len('id="plotlyjs">')
+    shown(tab, f"{drawn_page[:start]}{'A' * 64}{drawn_page[start + 64 :]}", tmp_path)
+    tab.wait("document.documentElement.dataset.figures === 'failed'")
+    assert tab.run("getComputedStyle(document.querySelector('.no-figures')).display") == "block"
+    assert not tab.run(BUTTONS_OF_FIGURES)
+
+
+FIRST_DRAWING_THROWS = """
+let plotly;
+Object.defineProperty(window, "Plotly", {
+  get: () => plotly,
+  set: (given) => {
+    const newPlot = (drawing, ...rest) => {
+      if (drawing.parentElement === document.querySelector(".plot")) throw new Error("planted");
+      return given.newPlot(drawing, ...rest);
+    };
+    plotly = { ...given, newPlot };
+  },
+});
+"""
+
+
+def test_a_figure_that_cannot_be_drawn_says_so_and_the_others_are_drawn(
+    tab: Tab, drawn_page: str, tmp_path: Path
+) -> None:
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=FIRST_DRAWING_THROWS)
+    try:
+        shown(tab, drawn_page, tmp_path).run("dispatchEvent(new Event('beforeprint'))")
+    finally:
+        tab.call("Page.removeScriptToEvaluateOnNewDocument", **added)
+    failed = "[...document.querySelectorAll('.plot')].filter((plot) => !plot.querySelector('.main-svg'))"
+    assert tab.run(f"{failed}.length") == 1
+    assert "could not be drawn" in tab.run(f"getComputedStyle({failed}[0], '::after').content")
+    assert tab.run("document.documentElement.dataset.figures") is None
+    assert tab.console
+    assert all("planted" in line for line in tab.console)
+
+
+def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, drawn_page: str, tmp_path: Path) -> None:
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        shown(tab, drawn_page, tmp_path)
+        assert "drawn by JavaScript" in tab.run("document.querySelector('header').innerText")
+        assert tab.run("getComputedStyle(document.querySelector('.plot')).display") == "none"
+        assert tab.run("document.querySelector('button.theme').checkVisibility()") is False
+        assert not tab.run(BUTTONS_OF_FIGURES)
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)
