@@ -224,10 +224,10 @@ class StepJudge:
     def _rehearse(self) -> None:
         """A step in a copy, which ends in an error where something of the state is of another kind than it was."""
         metrics = {name: 1.0 for guard in self._settings for name in guard.metrics}
-        shared: dict[int, Any] = {id(guard): guard for guard in self._settings}  # which no step changes
+        settings_by_id: dict[int, Any] = {id(guard): guard for guard in self._settings}  # which no step changes
         with warnings.catch_warnings(), suppress(MismatchProbeError):
             warnings.simplefilter("ignore")
-            copy.deepcopy(self, shared).judge((self._last_step or 0) + 1, metrics, canary=False)
+            copy.deepcopy(self, settings_by_id).judge((self._last_step or 0) + 1, metrics, canary=False)
 
     def _without_lacking(
         self, metrics: Collection[str], guards: Collection[GuardSettings], *, has_canary: bool
