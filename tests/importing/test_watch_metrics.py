@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 
@@ -167,6 +168,9 @@ def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
     finally:
         for process in processes.values():
             process.kill()
+            for stream in filter(None, (process.stdout, process.stderr)):
+                stream.close()
+            process.wait()
 
 
 def started(path: Path, *words: object) -> subprocess.Popen[str]:
@@ -180,31 +184,34 @@ JSON = line(0, rollout_corr__k3_kl=0.001) + b"\n"
 HEADER = b'"Step","run - rollout_corr/k3_kl"\r\n'
 
 
+HALF_WRITTEN = {
+    "JSON": (JSON[:25], JSON[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n", "malformed JSON"),
+    "half a header": (HEADER[:12], HEADER[12:] + b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
+    "header": (HEADER, b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
+    "half a row": (HEADER + b"0", b",0.001\r\n1,0.001\r\n", "neither JSON objects"),
+}
+"""What is there at first, what comes after it, and why it is waited for."""
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("watches")
-@pytest.mark.parametrize(
-    ("start", "rest", "reason"),
-    [
-        (JSON[:25], JSON[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n", "malformed JSON"),
-        (HEADER[:12], HEADER[12:] + b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
-        (HEADER, b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
-        (HEADER + b"0", b",0.001\r\n1,0.001\r\n", "neither JSON objects"),
-    ],
-    ids=["JSON", "half a header", "header", "half a row"],
-)
-def test_a_first_step_that_is_half_written_is_waited_for(
-    tmp_path: Path, start: bytes, rest: bytes, reason: str
-) -> None:
-    path = tmp_path / "metrics"
-    path.write_bytes(start)
-    process = started(path, "--idle", 4)
-    assert process.stderr is not None
-    waiting = next(words for words in process.stderr if words.startswith("waiting: "))
-    assert reason in waiting
-    with path.open("ab") as file:
-        file.write(rest)
-    out, messages = process.communicate(timeout=60)
-    assert [step.step for step in WatchRecord.model_validate_json(out).steps][:1] == [0], messages
+def test_a_first_step_that_is_half_written_is_waited_for(tmp_path: Path) -> None:
+    with ExitStack() as ended:
+        processes = {}
+        for name, (start, _, _) in HALF_WRITTEN.items():
+            (tmp_path / name).write_bytes(start)
+            processes[name] = started(tmp_path / name, "--idle", 4)
+            ended.callback(processes[name].kill)
+        for name, (_, rest, reason) in HALF_WRITTEN.items():
+            errors = processes[name].stderr
+            assert errors is not None
+            assert reason in next(words for words in errors if words.startswith("waiting: "))
+            with (tmp_path / name).open("ab") as file:
+                file.write(rest)
+        for name, process in processes.items():
+            out, messages = process.communicate(timeout=60)
+            steps = [step.step for step in WatchRecord.model_validate_json(out).steps]
+            assert steps[:1] == [0], (name, messages)
 
 
 @pytest.mark.slow
