@@ -22,10 +22,12 @@ from mismatch_probe.errors import HungUp, Interrupted, StorageError, Terminated
 _REQUESTS: Final[dict[int, type[Interrupted]]] = {signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
 _PATIENCE_SECONDS: Final = 15.0
 """Longer than a child is given to end in. Who asks again after that is heard again."""
-_ANSWER_SECONDS: Final = 0.5
-"""A command that ends sooner after Ctrl-C needs no line that says what it does. A press that comes sooner is the first
-one, sent on by a shell or a launcher; one that comes later has read the line."""
-_ENDING: Final = "Interrupted: ending what runs. Ctrl-C again ends at once."
+_ANSWER_SECONDS: Final = 0.3
+"""A command that ends sooner after Ctrl-C needs no line that says what it does."""
+_SECOND_PRESS_SECONDS: Final = 1.0
+"""What comes sooner is the first press, sent on by a shell or a launcher, or a key that is held."""
+_ENDING: Final = "Interrupted: ending what runs. Ctrl-C again, after a second, ends at once."
+_FIRST_OR_NO_RANK: Final = ("0", "-1")
 _SOON_SECONDS: Final = 0.01
 """At once would be within the hook, which can only print it too."""
 
@@ -69,14 +71,14 @@ class _Heeding:
         if self.is_over:
             return
         interval = math.inf if self._since is None else seconds - self._since
-        if number == signal.SIGINT and _ANSWER_SECONDS <= interval < math.inf:
+        if number == signal.SIGINT and _SECOND_PRESS_SECONDS <= interval < math.inf:
             if not self.is_reported:
                 self._write(f"mismatch-probe: {as_error(KeyboardInterrupt())}")
             end_at_once(Interrupted.exit_code)
         if interval < _PATIENCE_SECONDS:
             return
         self._since, self.number = seconds, number
-        if number == signal.SIGINT and os.environ.get("LOCAL_RANK", "0") == "0":
+        if number == signal.SIGINT and os.environ.get("LOCAL_RANK", "0") in _FIRST_OR_NO_RANK:
             _thread.start_new_thread(self._answer, (seconds,))
         raise _interruption(number)
 

@@ -143,7 +143,7 @@ def _follower(
     from mismatch_probe.importing.metrics import names_to_follow
     from mismatch_probe.logs import NoLogError, recognise
     from mismatch_probe.logs.look import files_of
-    from mismatch_probe.logs.metric_files import FORMAT, may_become_metrics, read_metric_log
+    from mismatch_probe.logs.metric_files import FORMAT, has_half_a_step, may_become_metrics, read_metric_log
     from mismatch_probe.report.screen import print_line
 
     names = names_to_follow(guards)
@@ -156,11 +156,19 @@ def _follower(
     until = None if idle is None else time.monotonic() + idle
     trouble = _News(console)
     while True:
-        may_come = source.is_dir() or may_become_metrics(source)  # before it is read, since it may grow meanwhile
+        # Looked at before it is read, since it grows.
+        is_half_written = source.is_file() and has_half_a_step(source)
+        may_come = is_half_written or source.is_dir() or may_become_metrics(source)
         try:
             return Follower(recognise(source), source)
         except UsageError as error:
-            log = read_metric_log(source, names=names) if isinstance(error, NoLogError) or source.is_file() else None
+            log = None
+            try:
+                if isinstance(error, NoLogError) or source.is_file():
+                    log = read_metric_log(source, names=names)
+            except UsageError:
+                if not is_half_written:
+                    raise
             if log is not None:
                 return MetricFollower(source, names, log.kind)
             is_over = until is not None and time.monotonic() >= until

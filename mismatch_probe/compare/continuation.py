@@ -15,7 +15,13 @@ from mismatch_probe.config.resuming import with_one_spelling, with_ranks_of
 from mismatch_probe.config.sides import sampler_of
 from mismatch_probe.errors import MismatchProbeError, RunDirectoryError
 from mismatch_probe.provenance import environment
-from mismatch_probe.provenance.environment import CPU_INSTRUCTIONS, PACKAGE_KEY, content_key, decisive, decisive_keys
+from mismatch_probe.provenance.environment import (
+    CPU_INSTRUCTIONS,
+    PACKAGE_KEY,
+    content_key,
+    decisive,
+    same_instructions,
+)
 from mismatch_probe.reading import differences
 from mismatch_probe.records.manifest import Continuation, Manifest, StageRecord
 from mismatch_probe.records.run_directory import RunDirectory
@@ -137,7 +143,13 @@ def require_same(path: object, old: Manifest, new: Manifest) -> None:
             environment, or does not say with which.
     """
     old = in_present_form(old, new)
-    new = _as_recorded_by(old, manifest_with(new, new.settings.for_pairs(old.settings.pairs)))
+    new = manifest_with(new, new.settings.for_pairs(old.settings.pairs))
+    if not same_instructions(old.hardware, new.hardware):
+        before, now = (manifest.hardware[CPU_INSTRUCTIONS] for manifest in (old, new))
+        raise RunDirectoryError(
+            f"{path} was made on a processor with the instruction sets {before} (now {now}), and kernels round by "
+            "them: resume on such a one, or give another --out"
+        )
     for name, key in old.content_keys.items():
         if new.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in new.content_keys):
             what = ", ".join(_change_text(name, old, new).values())
@@ -151,15 +163,6 @@ def require_same(path: object, old: Manifest, new: Manifest) -> None:
             f"{path} does not say of which {', '.join(unsaid)} it was made, so nothing can be added to it: "
             "give another --out"
         )
-
-
-def _as_recorded_by(old: Manifest, new: Manifest) -> Manifest:
-    """What an earlier version did not record of the hardware does not count."""
-    if CPU_INSTRUCTIONS in old.hardware or "hardware" not in new.content_keys:
-        return new
-    hardware = {name: value for name, value in new.hardware.items() if name != CPU_INSTRUCTIONS}
-    key = decisive_keys(new.versions, hardware, new.environment)["hardware"]
-    return new.model_copy(update={"hardware": hardware, "content_keys": new.content_keys | {"hardware": key}})
 
 
 def as_prepared(old: Manifest, new: Manifest) -> Manifest:

@@ -26,7 +26,7 @@ from mismatch_probe.config.resuming import code_flags
 from mismatch_probe.config.sides import Side, response_of
 from mismatch_probe.errors import RunDirectoryError, UsageError
 from mismatch_probe.inert import words_line
-from mismatch_probe.provenance.environment import RESPONSES, content_key, decisive
+from mismatch_probe.provenance.environment import RESPONSES, content_key, decisive, same_instructions
 from mismatch_probe.records.files import storage_errors
 from mismatch_probe.records.legs import Legs, read_prompts, write_prompts, write_rollouts
 from mismatch_probe.records.manifest import Manifest, StageRecord
@@ -75,6 +75,7 @@ def _require_own_extension(
                 ("environment", "environment"),
             )
         },
+        "instruction sets": same_instructions(manifest.hardware, new.hardware),
         "settings": settings == new.settings,
         "prompts": list(map(identity_of_prompt, prompts))
         == list(map(identity_of_prompt, preparation.prompts[: len(prompts)])),
@@ -119,6 +120,7 @@ def _extended_manifest(manifest: Manifest, new: Manifest, num_before: int) -> Ma
         update={
             "settings": new.settings,
             "content_keys": new.content_keys,
+            "hardware": new.hardware,
             "stages": {
                 name: manifest.stages.get(name, StageRecord(state="done")).followed_by(record)
                 for name, record in new.stages.items()

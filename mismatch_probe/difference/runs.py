@@ -27,6 +27,7 @@ from mismatch_probe.difference.versus import (
 )
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.notation import write_estimate
+from mismatch_probe.provenance.environment import CPU_INSTRUCTIONS
 from mismatch_probe.reading import Unreadable, differences, parse_json
 from mismatch_probe.records.answers import (
     APPLIED,
@@ -245,7 +246,7 @@ def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str
     yield "settings", _settings(first), _settings(second)
     model = {"fingerprint", "architecture", "checkpoint_dtype"}
     yield "model", first.model.model_dump(include=model), second.model.model_dump(include=model)
-    yield "hardware", first.hardware, second.hardware
+    yield "hardware", *_hardware(first, second)
     yield "git", first.git or {}, second.git or {}
     stages = sorted(first.stages.keys() & second.stages.keys())
     yield (
@@ -253,6 +254,15 @@ def _parts(first: Manifest, second: Manifest) -> Iterator[tuple[str, Mapping[str
         {name: _read_back(first, name) for name in stages},
         {name: _read_back(second, name) for name in stages},
     )
+
+
+def _hardware(first: Manifest, second: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """That of both; earlier versions did not record the instruction sets."""
+    tables = dict(first.hardware), dict(second.hardware)
+    if not all(CPU_INSTRUCTIONS in table for table in tables):
+        for table in tables:
+            table.pop(CPU_INSTRUCTIONS, None)
+    return tables
 
 
 def _read_back(manifest: Manifest, stage: str) -> dict[str, Any]:

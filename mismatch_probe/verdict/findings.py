@@ -11,7 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
 from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.notation import capital, join_names, write_estimate, write_number
+from mismatch_probe.notation import capital, join_names, write_estimate, write_many, write_number
 from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.findings import Document, Explanation, Localization, SideExplanation, Suspect
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
@@ -118,7 +118,8 @@ def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
     if times.low is not None and times.low > 1:
         return [f"Train in FP16: yes, {fits}."]
     if times.high is None or times.high > _NO_GAIN_UP_TO:
-        return [f"Train in FP16: undecided, too few prompts to tell whether it is closer, though {fits}."]
+        few = "the prompts are" if times.num_prompts is None else f"{write_many(times.num_prompts, 'prompt')} are"
+        return [f"Train in FP16: undecided, {few} too few to tell whether it is closer, though {fits}."]
     return [f"Train in FP16: no, it shows no gain over BF16 here, though {fits}."]
 
 

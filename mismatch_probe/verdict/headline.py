@@ -236,9 +236,8 @@ def few_prompts_sentence(pair: PairSummary) -> str:
         return f" {prompts}, too few to bound the KL."
     if kl.high < WIDE * kl.low and not is_few:
         return ""
-    how = "a log of more prompts bounds" if pair.is_logged else "more bound"
-    flag = "" if pair.is_logged else " (--num-prompts, or --prompts a source of as many)"
-    return f" {prompts}: the KL is in {interval}; {how} it better{flag}."
+    what_narrows = "a log of more prompts narrows" if pair.is_logged else "more prompts narrow"
+    return f" {prompts}: the KL is in {interval}; {what_narrows} it."
 
 
 def _words_of_difference(pair: PairSummary) -> str:

@@ -152,3 +152,21 @@ def test_compare_with_a_gate_extends_the_run_while_the_answer_is_open(
 def _gate(limit: float) -> str:
     settings = "[gate]\nmin_sequences = 8\nmin_prompts = 8\nmax_sequences = 16\n"
     return f'{settings}[[gate.check]]\nmetric = "abs_logprob_diff"\nmax = {limit}\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recorded", "is_extended"), [({}, True), ({"cpu_instructions": "avx2"}, False)])
+def test_a_run_of_other_instruction_sets_is_not_extended_and_one_that_records_none_is(
+    tmp_path: Path, recorded: dict[str, str], *, is_extended: bool
+) -> None:
+    run = simulated_run(tmp_path / "run", SMALL)
+    manifest = simulated_manifest(LARGE)
+    edit_manifest(run, lambda old: old.hardware.update(recorded))
+    now = manifest.model_copy(update={"hardware": manifest.hardware | {"cpu_instructions": "avx2, avx512f"}})
+    simulated_run(run.path / FOLDER, replace(LARGE, first_prompt=8))
+    preparation = Preparation(now, simulated_prompts(LARGE))
+    if is_extended:
+        extend_run(run, preparation, lambda event: None)
+    else:
+        with pytest.raises(RunDirectoryError, match="other instruction sets"):
+            extend_run(run, preparation, lambda event: None)

@@ -188,6 +188,11 @@ HALF_WRITTEN = {
     "JSON": (JSON[:25], JSON[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n", "malformed JSON"),
     "half a header": (HEADER[:12], HEADER[12:] + b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
     "header": (HEADER, b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
+    "half a row with an unknown column": (
+        b"step,foo,rollout_corr/k3_kl\n0,1.0,",
+        b"0.001\n1,1.0,0.001\n",
+        "neither JSON objects",
+    ),
     "half a row": (HEADER + b"0", b",0.001\r\n1,0.001\r\n", "neither JSON objects"),
 }
 """What is there at first, what comes after it, and why it is waited for."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.errors import UsageError
-from mismatch_probe.logs.metric_files import metrics_of, read_metric_log
+from mismatch_probe.logs.metric_files import has_half_a_step, may_become_metrics, metrics_of, read_metric_log
 from mismatch_probe.logs.metric_names import metric_names, quantity_words
 from mismatch_probe.logs.tracker_files import masked_crc
 from mismatch_probe.stats.catalogue import METRICS
@@ -220,3 +220,30 @@ def test_bands_have_sources() -> None:
     for band in tomllib.loads(path.read_text())["band"]:
         assert band["source"]
         assert "low" in band or "high" in band
+
+
+@pytest.mark.parametrize(
+    ("content", "is_half"),
+    [
+        (b'{"step": 0, "kl', True),
+        (b'{"step": 0, "kl\n', False),
+        (b"step,k3\n", True),
+        (b"step,k3\n\n", True),
+        (b"step,k3\n0,0.1", True),
+        (b"step,k3\n0,0.1\n", False),
+        (b"\xef\xbb\xbfstep,k3\r\n0,0.1\r\n", False),
+        (b"step,foo,k3\n0,1.0,", True),
+        (b"step,\xc3", True),
+        (b'"step","a\nb","k3"\n', True),
+        (b'"step","k3","a\nb\nc', True),
+        (b'"step","a\nb","k3"\n0,1,0.1\n', False),
+        (b"a line of text", False),
+    ],
+)
+def test_a_first_step_that_is_being_written_is_known_by_its_rows(
+    tmp_path: Path, content: bytes, *, is_half: bool
+) -> None:
+    path = tmp_path / "metrics"
+    path.write_bytes(content)
+    assert has_half_a_step(path) == is_half
+    assert may_become_metrics(path) == (is_half or content == b"a line of text")

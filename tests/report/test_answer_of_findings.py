@@ -265,7 +265,7 @@ def test_the_sentence_on_fp16_is_yes_no_or_undecided_in_every_case() -> None:
         (_ratio(summary, 1.5, 4000), fits, "yes, the checkpoint fits FP16 with a loss scale (headroom)."),
         (_ratio(summary, 0.8, 1.5), fits, f"no, it shows no gain over BF16 here, {FITS}"),
         (_ratio(summary, 0.5, 0.9), fits, f"no, it shows no gain over BF16 here, {FITS}"),
-        (_ratio(summary, 0.8, 4000), fits, f"undecided, too few prompts to tell whether it is closer, {FITS}"),
+        (_ratio(summary, 0.8, 4000), fits, f"undecided, 48 prompts are too few to tell whether it is closer, {FITS}"),
         (summary, _weights_alone(), "undecided, headroom looked at the weights alone; they fit FP16."),
         (
             summary,

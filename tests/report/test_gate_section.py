@@ -108,6 +108,14 @@ def test_what_is_inconclusive_is_not_called_broken() -> None:
     assert section.index("<h4>Inconclusive</h4>") < section.index("too few")
 
 
+def test_a_warning_is_not_called_broken() -> None:
+    warning = BROKEN.model_copy(update={"level": "warn", "sentence": "the whole is loose"})
+    page = page_of(FAILED.model_copy(update={"answer": "inconclusive", "checks": [warning]}))
+    section = page[page.index('id="gate"') :]
+    assert section.index("<h4>Warnings</h4>") < section.index("the whole is loose")
+    assert "<h4>Broken</h4>" not in section
+
+
 def test_a_gate_that_refused_to_judge_is_not_on_the_first_screen() -> None:
     refused = FAILED.model_copy(update={"answer": "error", "checks": [], "sentence": "Nothing could be judged."})
     assert "gate mismatch.toml: fail" in _facts(page_of(FAILED))

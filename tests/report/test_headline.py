@@ -220,8 +220,7 @@ def test_rounding_of_a_log_is_that_of_its_sides() -> None:
 
 
 def test_few_prompts_with_a_wide_interval_have_a_word_of_it() -> None:
-    way = "(--num-prompts, or --prompts a source of as many)"
-    end = f" 8 prompts only: the KL is in [4.0e-5, 1.60e-4]; more bound it better {way}."
+    end = " 8 prompts only: the KL is in [4.0e-5, 1.60e-4]; more prompts narrow it."
     for kind in ("precision", "undecided"):
         assert of_prompts(8, 4e-5, 1.6e-4, kind).endswith(f".{end}")
     for unbounded in (of_prompts(3, 4e-5, 50.0), of_prompts(1, None, None)):

@@ -184,7 +184,12 @@ def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, Publishe
             [_bands_table(bands)],
         )
     if reading.causes:
-        blocks = [Note("The likeliest first; names in brackets are sections of the page on causes.", reading.causes)]
+        blocks = [
+            Note(
+                "The likeliest first. A name in brackets is a cause in docs/causes.md.",
+                reading.causes,
+            )
+        ]
         yield Section("causes", "Causes that fit", "", blocks)
     yield Section(
         "open_questions",

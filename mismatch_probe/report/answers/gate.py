@@ -22,6 +22,7 @@ from mismatch_probe.notation import (
 from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
 
+_WARNINGS: Final = "Warnings"
 _HEADINGS: Final = {"fail": "Broken", "inconclusive": "Inconclusive"}
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "error": "broken"}
 
@@ -125,12 +126,12 @@ def no_baseline(result: GateResult) -> list[str]:
 def gate_section(result: GateResult) -> Section:
     """The answer, every check, and what it rests on."""
     groups = list(_checks_in_groups(result.checks))
-    sentences: dict[str, list[str]] = {answer: [] for answer in _HEADINGS}
+    sentences: dict[str, list[str]] = {heading: [] for heading in (*_HEADINGS.values(), _WARNINGS)}
     for group in groups:
-        if group[0].answer in sentences:
-            is_warning = group[0].level == "warn"
-            sentences[group[0].answer].append(f"{'warning: ' if is_warning else ''}{_sentence_of(group)}")
-    lists = [(_HEADINGS[answer], lines) for answer, lines in sentences.items() if lines]
+        if group[0].answer in _HEADINGS:
+            heading = _WARNINGS if group[0].level == "warn" else _HEADINGS[group[0].answer]
+            sentences[heading].append(_sentence_of(group))
+    lists = [(heading, lines) for heading, lines in sentences.items() if lines]
     blocks: list[Block] = [Finding("gate-answer", "Gate", gate_badge(result), result.sentence, lists)]
     if result.next_command is not None:
         blocks.append(Command(result.next_command))

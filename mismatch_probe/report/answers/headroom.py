@@ -27,6 +27,7 @@ from mismatch_probe.records.examinations import (
     OperationRange,
     PrecisionTrial,
     WeightRange,
+    leaves_gradient,
 )
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
@@ -103,7 +104,9 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
 
 
 def _fitting_scales(headroom: Headroom, trial: PrecisionTrial) -> str:
-    return trial.fitting_scales if headroom.measured_loss_scales else "not measured"
+    """Without a gradient to measure them on, those that an earlier version named count as not measured."""
+    is_measured = headroom.bf16 is not None and leaves_gradient(trial, headroom.bf16)
+    return trial.fitting_scales if is_measured else "not measured"
 
 
 def _room(margin_bits: float | None) -> str:
@@ -163,7 +166,8 @@ def _headroom_facts(headroom: Headroom) -> list[str]:
     responses, tokens = headroom.activations.num_sequences, headroom.activations.num_tokens
     return [
         f"{write_count(headroom.weights.total.num_values)} weights",
-        f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}, sampled by {headroom.sampled_by}",
+        f"{write_many(tokens, 'token')} of {write_many(responses, 'response')} and their prompts, sampled by "
+        f"{headroom.sampled_by}",
         f"device {headroom.device}",
     ]
 
@@ -204,14 +208,21 @@ def _place(operation: OperationRange) -> Markup:
     return Markup("<code>{}</code> ({})").format(visible(operation.module or "the model"), visible(operation.operation))
 
 
+def _on_the_right(headroom: Headroom) -> str:
+    """How to read the loss scales."""
+    if headroom.plain is None or headroom.bf16 is None or not leaves_gradient(headroom.plain, headroom.bf16):
+        return "Whether a loss scale fits was not measured, since the responses leave next to no gradient."
+    what = "no loss scale" if headroom.plain.from_exponent is None else "the shaded loss scales"
+    return f"On the right {what} fitted in a true run."
+
+
 def _headroom_figure(headroom: Headroom) -> Figure | None:
     if headroom.activations is None or headroom.gradients is None:
         return None
-    fitting = headroom.plain is not None and headroom.plain.from_exponent is not None
     return Figure(
         "figure-headroom",
         "How to read it: on the left every point has to stay below the dotted line, and each factor of 2 below it is a "
-        f"bit of room. On the right {'the shaded loss scales' if fitting else 'no loss scale'} fitted in a true run.",
+        f"bit of room. {_on_the_right(headroom)}",
         [
             _layers_panel(headroom.activations.layers),
             underflow_panel(headroom.gradients, headroom.plain, headroom.bf16),
@@ -310,7 +321,7 @@ def _trial_section(headroom: Headroom, plain: PrecisionTrial, bf16: PrecisionTri
         Column("finite", lambda row: _finite(row[1]), is_text=True),
         Column("log-prob error", lambda row: write_error(row[1].logprob_error_nats)),
         Column("gradient error", lambda row: write_error(row[1].gradient_error)),
-        Column("scales that fit", lambda row: row[1].fitting_scales if row[1].dtype == Dtype.FP16 else ABSENT),
+        Column("scales that fit", lambda row: ABSENT if row[1] is bf16 else _fitting_scales(headroom, row[1])),
     ]
     advised_runs = [] if headroom.advised is None else [("FP16 as advised", headroom.advised)]
     runs = [("BF16", bf16), ("FP16", plain), *advised_runs]

@@ -136,15 +136,23 @@ def origin(manifest: Manifest | TrainingManifest) -> list[Block]:
         hardware["memory"] = write_size(hardware["memory"])
     if hardware.get("GPUs") == []:
         hardware["GPUs"] = "none"
-    git = {_GIT.get(name, name): value for name, value in (manifest.git or {}).items()}
-    if "changes not committed" in git:
-        git["changes not committed"] = "yes" if git["changes not committed"] else "none"
     return [
         *([key_values("Checkpoint", facts)] if manifest.model.fingerprint else []),
         key_values("Versions", manifest.versions),
         *([key_values("Hardware", hardware)] if hardware else []),
-        key_values("Git state of the folder it was run in", git) if git else Note("Not run inside a git repository."),
+        *_git(manifest),
     ]
+
+
+def _git(manifest: Manifest | TrainingManifest) -> list[Block]:
+    """An imported log does not say where it was made."""
+    git = {_GIT.get(name, name): value for name, value in (manifest.git or {}).items()}
+    if "changes not committed" in git:
+        git["changes not committed"] = "yes" if git["changes not committed"] else "none"
+    if git:
+        return [key_values("Git state of the folder it was run in", git)]
+    is_imported = isinstance(manifest, Manifest) and manifest.log is not None
+    return [] if is_imported else [Note("Not run inside a git repository.")]
 
 
 def _other_inputs(manifest: Manifest | TrainingManifest) -> str:

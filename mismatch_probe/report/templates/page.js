@@ -114,9 +114,9 @@
   }
   // One that cannot be drawn says so in its place, and the others are drawn.
   function drawOrSay(plot) {
+    delete plot.dataset.failed; // or it is measured where it is not shown
     try {
       draw(plot);
-      delete plot.dataset.failed;
     } catch (error) {
       plot.dataset.failed = "";
       console.error(error);
