@@ -145,9 +145,9 @@ def require_same(path: object, old: Manifest, new: Manifest) -> None:
     old = in_present_form(old, new)
     new = manifest_with(new, new.settings.for_pairs(old.settings.pairs))
     if not same_instructions(old.hardware, new.hardware):
-        before, now = (manifest.hardware[CPU_INSTRUCTIONS] for manifest in (old, new))
+        old_sets, new_sets = (manifest.hardware[CPU_INSTRUCTIONS] for manifest in (old, new))
         raise RunDirectoryError(
-            f"{path} was made on a processor with the instruction sets {before} (now {now}), and kernels round by "
+            f"{path} was made on a processor with the instruction sets {old_sets} (now {new_sets}), and kernels round by "
             "them: resume on such a one, or give another --out"
         )
     for name, key in old.content_keys.items():
