@@ -147,8 +147,8 @@ def require_same(path: object, old: Manifest, new: Manifest) -> None:
     if not same_instructions(old.hardware, new.hardware):
         old_sets, new_sets = (manifest.hardware[CPU_INSTRUCTIONS] for manifest in (old, new))
         raise RunDirectoryError(
-            f"{path} was made on a processor with the instruction sets {old_sets} (now {new_sets}), and kernels round by "
-            "them: resume on such a one, or give another --out"
+            f"{path} was made on a processor with the instruction sets {old_sets} (now {new_sets}), by which "
+            "kernels round: resume on such a one, or give another --out"
         )
     for name, key in old.content_keys.items():
         if new.content_keys.get(name) != key and (not name.startswith(_OF_SIDES) or name in new.content_keys):
