@@ -166,8 +166,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         servers.STAGES["engine"] = []
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_setup() -> None:
-    """vLLM is imported by the first test that starts an engine in this process."""
+    """vLLM is imported by the first test that starts an engine in this process, or by a fixture of it."""
     if len(sys.modules) > _num_frozen_modules + _MANY_MODULES:
         _freeze_what_stays()
 

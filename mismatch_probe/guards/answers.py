@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby, zip_longest
 from textwrap import fill, wrap
 from typing import ClassVar, Final, Self
@@ -257,13 +258,7 @@ class GuardExplanations:
     @property
     def off_sentence(self) -> str:
         """How many guards are off, and what names them; empty where none is."""
-        num_off = sum(guard.is_on is False for guard in self.guards)
-        return (
-            f"guards that are off here for lack of an input: {num_off} of {len(self.guards)}; print(guards.explain()) "
-            "names them and their inputs"
-            if num_off
-            else ""
-        )
+        return off_sentence(sum(guard.is_on is False for guard in self.guards), len(self.guards))
 
     def __str__(self) -> str:
         sensitivities = [f"{guard.name} sees {guard.sees}." for guard in self.guards if guard.sees]
@@ -280,6 +275,16 @@ class GuardExplanations:
 
 
 COLUMNS: Final = ("guard", "is", "needs", "asks for")
+
+
+def off_sentence(num_off: int, num_guards: int) -> str:
+    """As `GuardExplanations.off_sentence`, for a loop that wants no table."""
+    return (
+        f"guards that are off here for lack of an input: {num_off} of {num_guards}; print(guards.explain()) "
+        "names them and their inputs"
+        if num_off
+        else ""
+    )
 
 
 def _counted_answers(guard: GuardExplanation) -> list[str]:
@@ -306,5 +311,7 @@ def inputs_of(metrics: Collection[str], extra: Collection[str] = ()) -> tuple[st
     )
 
 
+@lru_cache(maxsize=1024)
 def _input(metric: str) -> str | None:
+    """Remembered, for each guard asks for those of all metrics of a step."""
     return next((name for start, name in _INPUTS.items() if metric.startswith(start)), None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mismatch_probe.errors import BrokenRecord, MismatchProbeError, NameLookup, UsageError, message_of
 from mismatch_probe.guards.actions import ActionKind
-from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, inputs_of
+from mismatch_probe.guards.answers import Decision, GuardExplanation, GuardExplanations, inputs_of, off_sentence
 from mismatch_probe.guards.book import GuardBook, of_canary
 from mismatch_probe.guards.diagnose import diagnose
 from mismatch_probe.guards.diagnosis import Diagnosis, GuardEvent, StepFirings, Window
@@ -122,7 +122,7 @@ class StepJudge:
         if is_first:
             self._book = GuardBook(self._without_lacking({*metrics, *withheld}, self._settings, has_canary=canary))
             if self.off:
-                warnings.warn(self.explain().off_sentence, stacklevel=3)
+                warnings.warn(off_sentence(len(self.off), len(self._settings)), stacklevel=3)
         elif self._new_guards:
             self._book.join(self._without_lacking({*metrics, *withheld}, self._new_guards, has_canary=canary))
         self._new_guards = ()
@@ -224,9 +224,10 @@ class StepJudge:
     def _rehearse(self) -> None:
         """A step in a copy, which ends in an error where something of the state is of another kind than it was."""
         metrics = {name: 1.0 for guard in self._settings for name in guard.metrics}
+        shared: dict[int, Any] = {id(guard): guard for guard in self._settings}  # which no step changes
         with warnings.catch_warnings(), suppress(MismatchProbeError):
             warnings.simplefilter("ignore")
-            copy.deepcopy(self).judge((self._last_step or 0) + 1, metrics, canary=False)
+            copy.deepcopy(self, shared).judge((self._last_step or 0) + 1, metrics, canary=False)
 
     def _without_lacking(
         self, metrics: Collection[str], guards: Collection[GuardSettings], *, has_canary: bool

@@ -48,11 +48,14 @@ def test_a_first_pull_request_without_a_baseline_is_compared_judged_commented_an
 
 @pytest.mark.slow
 def test_a_comparison_that_cannot_be_made_ends_the_job_and_a_push_gets_no_comment(job: Job) -> None:
+    """The doctor, which imports vLLM in an interpreter of its own, is real in the job that ends well."""
     requirements_of(job)
+    job.only_note("doctor")
     gate_file(job.folder, FEW + KEPT)
     done = WholeJob(job, FOLDER / "action.yml", GIVEN | {"model": "none"}, {"token": "secret", "event_name": "push"})
     assert done.code == 2
     assert done.ran == ["Install", "Compare", "Keep the run"]
+    assert job.commands_asked[-1] == "mismatch-probe doctor"
     assert done.outputs["answer"] == ""
     assert job.comments == []
 

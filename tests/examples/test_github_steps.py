@@ -84,8 +84,10 @@ class Job:
         for path in (self.folder, self.store, programs):
             path.mkdir()
         (self.store / "comments").write_text("[]")
-        notes = f'echo "mismatch-probe $*" >> {self.store / "asked"}'
-        self._program(programs / "mismatch-probe", notes if program is None else f'exec {program} "$@"')
+        self._notes = f'echo "mismatch-probe $*" >> {self.store / "asked"}'
+        self._runs = self._notes if program is None else f'exec {program} "$@"'
+        self._probe = programs / "mismatch-probe"
+        self._program(self._probe, self._runs)
         for name, content in (("gh", GH), ("python", PYTHON)):
             (self.store / f"{name}.py").write_text(content)
             self._program(programs / name, f'exec {sys.executable} {self.store / name}.py "$@"')
@@ -105,6 +107,10 @@ class Job:
             "GITHUB_SHA": "0" * 40,
             "GITHUB_ACTOR": "someone",
         }
+
+    def only_note(self, command: str) -> None:
+        """From now on this command of `mismatch-probe` is noted and that is all."""
+        self._program(self._probe, f'if [ "$1" = {command} ]; then {self._notes}; exit; fi\n{self._runs}')
 
     def _program(self, path: Path, script: str) -> None:
         path.write_text(f"#!/bin/bash\n{script}\n")

@@ -21,6 +21,7 @@ from mismatch_probe.records.sequences import EncodedPrompt, SampleRequest
 from tests.command_line import FEW
 from tests.gate.cli import CommandLine
 from tests.servers.real_server import demo_checkpoint
+from tests.warm_python import warm_python
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 pytestmark = pytest.mark.slow
@@ -39,9 +40,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def installed(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """It can be imported here and in child processes."""
+    """It can be imported here. Servers of jobs with another PYTHONPATH would import all anew, and so would the next."""
     monkeypatch.syspath_prepend(target)
-    monkeypatch.setenv("PYTHONPATH", f"{target}:{Path(mp.__file__).parents[1]}")
     yield
     for module in [name for name in sys.modules if name.startswith("mismatch_probe_example")]:
         del sys.modules[module]
@@ -59,7 +59,8 @@ def test_each_plug_in_is_listed_with_its_package_and_version() -> None:
     }
 
 
-def test_looking_at_plug_ins_imports_no_engine() -> None:
+def test_looking_at_plug_ins_imports_no_engine(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{target}:{Path(mp.__file__).parents[1]}")
     code = (
         "import sys\n"
         "from mismatch_probe.engines.start import ENGINES\n"
@@ -131,14 +132,18 @@ def test_its_engine_refuses_before_it_is_started() -> None:
         check_engine(Dtype.BF16, SamplingSettings(top_k=5), engine)
 
 
-def test_a_comparison_samples_with_it(tmp_path: Path, command_line: CommandLine) -> None:
-    """Sampled by transformers in BF16, scored on the training path in BF16 and in FP32: the same model, other calls."""
+def test_a_comparison_samples_with_it(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampled by transformers in BF16, scored on the training path in BF16 and in FP32: the same model, other calls.
+
+    The command and its jobs find the package in the folder that they start in.
+    """
     config = tmp_path / "compare.toml"
     config.write_text(FEW.read_text() + '[engine]\nname = "transformers"\n[engine.args]\nattention = "sdpa"\n')
     words = ("--model", "demo", "--dtype", "bf16", "--config", config, "--num-prompts", 8, "--max-new-tokens", 16)
-    ended = command_line("compare", *words, "--out", tmp_path / "run", "--json")
-    assert ended.code in (0, 1, 3), ended
-    [pair] = ended.document["pairs"]
+    monkeypatch.chdir(target)
+    ended = warm_python("mismatch_probe", "compare", *words, "--out", tmp_path / "run", "--json", code=None)
+    assert ended.returncode in (0, 1, 3), ended
+    [pair] = json.loads(ended.stdout)["pairs"]
     assert 0 < pair["metrics"]["kl_k3"]["value"] < 0.1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["versions"]["mismatch-probe-example"] == "0.1.0"

@@ -203,9 +203,9 @@ NUMBERS_OF_A_PART = SOUND.measure().to_array().size
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf, -1.0, 0.5, 1e300])
 def test_sums_with_anything_else_in_any_place_are_refused_in_a_sentence_or_judged(value: float) -> None:
-    judged = []
+    judged, sound = [], SOUND.measure().to_array()
     for place in range(NUMBERS_OF_A_PART):
-        array = SOUND.measure().to_array()
+        array = sound.copy()
         array[place] = value
         with suppress(UsageError):
             Guards.default(can={"skip"}).observe(mp.Sums.of_array(array), loss=0.3)

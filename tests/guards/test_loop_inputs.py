@@ -36,6 +36,7 @@ def test_an_absent_input_switches_guards_off_with_one_warning() -> None:
         guards.observe(bare)
     assert len(warned) == 1
     assert len(str(warned[0].message)) <= 120
+    assert str(warned[0].message) == guards.explain().off_sentence
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         guards.observe(bare)

@@ -148,7 +148,9 @@ def test_a_collapse_in_a_file_that_grows_is_caught_while_it_grows(tmp_path: Path
 
 @pytest.fixture(scope="module")
 def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """A watch of each clean file, while all of them grow: each ends seven seconds after its last step."""
+    """A watch of each clean file, while all of them grow: each ends seven seconds after its last step. The last tests
+    of this file ask how, and the first one with a wait of its own begins them, so that they wait beside it.
+    """
     folder = tmp_path_factory.mktemp("clean")
     rests = {folder / name: changed(name, change) for name, change in CLEAN.items()}
     processes = {}
@@ -167,19 +169,6 @@ def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
             process.kill()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CLEAN)
-def test_a_clean_file_that_grows_is_a_pass(watches: dict[str, subprocess.Popen[str]], name: str) -> None:
-    process = watches[name]
-    out, messages = process.communicate(timeout=120)
-    record = WatchRecord.model_validate_json(out)
-    assert process.returncode == ExitCode.PASS, messages
-    assert not [event for step in record.steps for event in step.events]
-    assert record.contradictions == []
-    assert record.format == "metrics"
-    assert f"judged {record.num_judged} of {len(record.steps)} steps" in messages
-
-
 def started(path: Path, *words: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mismatch_probe", "watch", str(path), "--every", "0.1", "--json"]
     return subprocess.Popen(
@@ -192,6 +181,7 @@ HEADER = b'"Step","run - rollout_corr/k3_kl"\r\n'
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("watches")
 @pytest.mark.parametrize(
     ("start", "rest", "reason"),
     [
@@ -376,3 +366,16 @@ def test_a_log_whose_first_step_is_minutes_away_is_waited_for(tmp_path: Path) ->
     out, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.GATE_FAILED
     assert WatchRecord.model_validate_json(out).stopped_at == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_file_that_grows_is_a_pass(watches: dict[str, subprocess.Popen[str]], name: str) -> None:
+    process = watches[name]
+    out, messages = process.communicate(timeout=120)
+    record = WatchRecord.model_validate_json(out)
+    assert process.returncode == ExitCode.PASS, messages
+    assert not [event for step in record.steps for event in step.events]
+    assert record.contradictions == []
+    assert record.format == "metrics"
+    assert f"judged {record.num_judged} of {len(record.steps)} steps" in messages

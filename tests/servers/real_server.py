@@ -50,7 +50,10 @@ class RealServer:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        self.start()
+        with ExitStack() as ended_with_a_failure:
+            ended_with_a_failure.callback(self.kill)
+            self.start()
+            ended_with_a_failure.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -30,13 +30,19 @@ from tests.servers.real_server import RealServer, demo_checkpoint
 
 slow = pytest.mark.slow
 
-SMALL = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "32", "--max-new-tokens", "96")
-FEW = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "12", "--max-new-tokens", "96")
-"""For what no number decides."""
+SMALL = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "24", "--max-new-tokens", "96")
+"""Of greedy tokens, those of long sums tell most: about a thousand of them tell four bits from rounding."""
+FEW = ("--model", "demo", "--prompts", "sums:hard", "--num-prompts", "12", "--max-new-tokens", "96")
+"""For what no number decides, and for what many of the tokens show. Prompts are of fifty tokens, and nearly all
+responses of as many as are asked for.
+"""
+UNSURE = ("--temperature", "1.5")
+"""At 1 the demo is so sure of its digits that the laws it may be sampled by differ in few of them."""
 COMPLETIONS = "/v1/completions"
+HEADER = "7+8= "
 
 
-def audited(url: str, out: Path, *words: str, code: ExitCode, size: tuple[str, ...] = SMALL) -> Audit:
+def audited(url: str, out: Path, *words: object, code: ExitCode, size: tuple[str, ...] = SMALL) -> Audit:
     """With one document on standard output, which is the one that is filed."""
     answer = probe("audit", *size, "--server", url, *words, "--out", out, "--json", code=code)
     assert json.loads(answer.stdout) == json.loads((out / "audit.json").read_text(encoding="utf-8"))
@@ -57,25 +63,39 @@ def asking_with(vllm: RealServer, **other: Any) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.fixture(scope="module")
+def greedy(vllm: RealServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Audit, Path]:
+    """An audit of the server as it is, which has a header to try, and its folder."""
+    out = tmp_path_factory.mktemp("greedy") / "run"
+    return audited(vllm.url, out, "--header", HEADER, code=ExitCode.PASS), out
+
+
 @slow
-def test_a_greedy_server_is_as_declared_and_the_page_says_so(vllm: RealServer, tmp_path: Path) -> None:
-    document = audited(vllm.url, tmp_path / "run", code=ExitCode.PASS)
+def test_a_greedy_server_is_as_declared_and_the_page_says_so(greedy: tuple[Audit, Path]) -> None:
+    document, out = greedy
     agreement = document.agreement
     assert agreement is not None
     assert agreement.equal.value > 0.99
     assert agreement.noise_low < 3
     assert agreement.near_ties >= agreement.num_differing - 1, "kernels that round to BF16 toward zero move one farther"
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    page = (out / "report.html").read_text(encoding="utf-8")
     assert "As declared: the tokens are those of demo in BF16, greedy decoding." in page
     assert "likelihood over that as declared" not in page
-    again = probe("report", tmp_path / "run", "--json")
+    again = probe("report", out, "--json")
     assert json.loads(again.stdout)["mode"] == "greedy"
+
+
+@slow
+def test_a_header_that_no_provider_adds_accuses_nobody(greedy: tuple[Audit, Path]) -> None:
+    assert greedy[0].settings.headers == (HEADER,)
+    assert greedy[0].verdict.cause is None
+    assert greedy[0].verdict.kind != "bug"
 
 
 @slow
 def test_no_log_probs_are_asked_for(vllm: RealServer, tmp_path: Path) -> None:
     with Proxy(vllm.url) as proxy:
-        audited(proxy.url, tmp_path / "run", code=ExitCode.INCONCLUSIVE, size=FEW)
+        probe("audit", *FEW, "--server", proxy.url, "--out", tmp_path / "run")
         questions = [body for path, _, body in proxy.seen if path == COMPLETIONS]
     assert len(questions) == 12
     assert not any("logprobs" in body or "prompt_logprobs" in body for body in questions)
@@ -99,7 +119,7 @@ def test_other_weights_are_seen_where_none_that_was_tried_fits(
 ) -> None:
     vllm.load(other_weights)
     try:
-        document = audited(vllm.url, tmp_path / "run", code=ExitCode.GATE_FAILED)
+        document = audited(vllm.url, tmp_path / "run", "--num-prompts", 16, code=ExitCode.GATE_FAILED)
     finally:
         vllm.load(demo_checkpoint())
     assert document.verdict.cause is None
@@ -108,39 +128,42 @@ def test_other_weights_are_seen_where_none_that_was_tried_fits(
 
 @slow
 def test_sampled_tokens_are_as_declared_and_each_is_foretold_by_its_seed(vllm: RealServer, tmp_path: Path) -> None:
-    words = ("--temperature", "1", "--noise", "vllm-cpu")
-    document = audited(vllm.url, tmp_path / "run", *words, code=ExitCode.PASS)
+    words = (*UNSURE, "--noise", "vllm-cpu")
+    document = audited(vllm.url, tmp_path / "run", *words, code=ExitCode.PASS, size=FEW)
     assert document.mode == "predicted"
     assert document.agreement is not None
-    assert document.agreement.equal.value > 0.99
+    assert document.agreement.equal.value > 0.98, "kernels that round to BF16 toward zero turn twice as many near ties"
     assert document.law is not None
     assert document.law.p_value > 1e-3
-    assert document.law.temperature_low < 1.05
-    assert document.law.temperature_high > 0.95
+    assert document.law.temperature_low < 1.05 * 1.5
+    assert document.law.temperature_high > 0.95 * 1.5
 
 
 @slow
 @pytest.mark.parametrize(
     ("other", "name"),
-    [({"temperature": 0.3}, "temperature"), ({"top_k": 1}, "top-"), ({"temperature": 1.0, "top_p": 0.5}, "top-p")],
+    [({"temperature": 0.3}, "temperature"), ({"top_k": 1}, "top-"), ({"top_p": 0.5}, "top-p")],
 )
 def test_a_provider_that_samples_otherwise_is_named(
     vllm: RealServer, tmp_path: Path, other: dict[str, Any], name: str
 ) -> None:
     """Alone, or with a setting that a few thousand tokens of a sure model do not tell from it."""
     with asking_with(vllm, **other) as proxy:
-        document = audited(proxy.url, tmp_path / "run", "--temperature", "1", code=ExitCode.GATE_FAILED)
+        document = audited(proxy.url, tmp_path / "run", *UNSURE, code=ExitCode.GATE_FAILED, size=FEW)
     assert document.verdict.cause is not None
     assert name in document.verdict.cause
     assert "likelihood over that as declared" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 @slow
-@pytest.mark.parametrize("temperature", [0.6, 1.4])
-def test_seeds_name_the_temperature_of_a_provider(vllm: RealServer, tmp_path: Path, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "num_prompts"), [(0.6, 32), (1.4, 12)])
+def test_seeds_name_the_temperature_of_a_provider(
+    vllm: RealServer, tmp_path: Path, temperature: float, num_prompts: int
+) -> None:
+    """A colder one moves fewer tokens of a sure model, so that it takes more of them."""
     with asking_with(vllm, temperature=temperature) as proxy:
-        words = ("--temperature", "1", "--noise", "vllm-cpu")
-        document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED)
+        words = ("--num-prompts", num_prompts, "--temperature", "1", "--noise", "vllm-cpu")
+        document = audited(proxy.url, tmp_path / "run", *words, code=ExitCode.GATE_FAILED, size=FEW)
     assert document.verdict.cause is not None
     assert document.verdict.cause.startswith("temperature ")
     assert abs(float(document.verdict.cause.split()[1]) - temperature) < 0.05
@@ -150,16 +173,13 @@ def test_seeds_name_the_temperature_of_a_provider(vllm: RealServer, tmp_path: Pa
 @slow
 def test_seeds_that_are_not_the_servers_foretell_nothing(vllm: RealServer, tmp_path: Path) -> None:
     with asking_with(vllm, seed=11) as proxy:
-        words = ("--temperature", "1", "--noise", "vllm-cpu")
+        words = (*UNSURE, "--noise", "vllm-cpu")
         probe("audit", *FEW, "--server", proxy.url, *words, "--out", tmp_path / "run")
     document = Findings(tmp_path / "run").audit()
     assert document is not None
     assert document.mode == "sampled"
     assert any("the seeds' noise is not what --noise says" in line for line in document.verdict.evidence)
     assert document.verdict.kind != "bug"
-
-
-HEADER = "7+8= "
 
 
 @contextmanager
@@ -188,18 +208,11 @@ def test_a_text_that_a_provider_puts_before_prompts_is_named_where_it_is_given(
     vllm: RealServer, tmp_path: Path
 ) -> None:
     with hidden_header(vllm) as proxy:
-        unknown = audited(proxy.url, tmp_path / "unknown", code=ExitCode.GATE_FAILED)
-        known = audited(proxy.url, tmp_path / "known", "--header", HEADER, code=ExitCode.GATE_FAILED)
+        unknown = audited(proxy.url, tmp_path / "unknown", code=ExitCode.GATE_FAILED, size=FEW)
+        known = audited(proxy.url, tmp_path / "known", "--header", HEADER, code=ExitCode.GATE_FAILED, size=FEW)
     assert known.verdict.cause is not None
     assert "header" in known.verdict.cause
     assert unknown.verdict.cause is None or "weights" not in unknown.verdict.cause
-
-
-@slow
-def test_a_header_that_no_provider_adds_accuses_nobody(vllm: RealServer, tmp_path: Path) -> None:
-    document = audited(vllm.url, tmp_path / "run", "--header", HEADER, code=ExitCode.PASS)
-    assert document.verdict.cause is None
-    assert document.verdict.kind != "bug"
 
 
 @slow

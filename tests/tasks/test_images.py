@@ -26,6 +26,7 @@ from mismatch_probe.images import read_image
 from mismatch_probe.provenance.checkpoint import placeholder_ids, read_config
 from mismatch_probe.tasks import Prompt, encode_prompts, load_prompts, load_tokenizer
 from tests.command_line import probe
+from tests.environment import environment_as_it_was
 from tests.tiny_models import make_seeing_checkpoint
 
 WriteRow = Callable[..., Path]
@@ -33,7 +34,9 @@ WriteRow = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_checkpoint(tmp_path_factory.mktemp("seeing"))
+    """OpenCV sets LD_LIBRARY_PATH as it is imported: with another one servers of jobs are made anew, here and after."""
+    with environment_as_it_was():
+        return make_seeing_checkpoint(tmp_path_factory.mktemp("seeing"))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Faults in real runs, vLLM and all: the default guards see them, and each action does what it says."""
 
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.train.parts import TrainingParts
+from tests.environment import environment_as_it_was
 from tests.train.quick_runs import BfloatEngine, quick_home, quick_settings
 from tests.warm_python import warm_python
 
@@ -53,6 +55,13 @@ def test_a_layer_that_is_kept_is_as_it_was_first_sent_where_the_fault_is_there_f
     for number in (1.0, 2.0):
         engine.update_weights([(f"layers.{layer}.w", torch.tensor(number)) for layer in (0, 3)])
     assert sent == [{"layers.0.w": 1.0, "layers.3.w": 1.0}, {"layers.0.w": 2.0, "layers.3.w": 1.0}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine_imported() -> None:
+    """Before a test, not in one: what is imported then is left out of the collections, ten for each engine."""
+    with environment_as_it_was():
+        import_module("mismatch_probe.engines.vllm.preload")
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,15 @@ def test_a_constant_offset_is_no_truncated_support() -> None:
     assert truncated_support(with_pair(deviations, log_mu=deviations.pair.log_pi + np.float32(0.02))) is None
 
 
+def test_a_constant_offset_from_the_engines_own_prefill_is_a_truncated_support() -> None:
+    """As of a top-p of 0.999 in a large vocabulary. Nothing else moves all tokens alike between the two."""
+    deviations = clean(world())
+    pair, offset = deviations.pair, np.float32(0.001)
+    cut = with_pair(deviations, log_mu=pair.log_mu + offset, log_mu_prefill=pair.log_mu)
+    assert truncated_support(cut) is not None
+    assert truncated_support(with_pair(cut, log_mu=pair.log_mu - offset)) is None
+
+
 @pytest.mark.parametrize("shift", [-2, -1, 1, 2])
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_shifted_log_probs_are_a_label_offset(shift: int, dtype: Dtype) -> None:

@@ -174,8 +174,8 @@ OF_PROMPTS = 0.75
 OF_ANOTHER_KIND = 1.02
 """Times the score that places of the response, from its start or its end, have at most."""
 
-LAST_PLACES = 64
-"""So many before the longest context look like its limit."""
+LAST_PLACES = 16
+"""So many before the longest context look like its limit: more draft tokens are rare."""
 
 
 @dataclass(frozen=True)

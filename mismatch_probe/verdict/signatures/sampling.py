@@ -126,12 +126,12 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
     """The cause where d is one-signed and the weights' mean is the kept mass.
 
     The engine's own prefill, which covers the whole vocabulary, stands in for pi where it was recorded, so that
-    nothing else which differs between the sides can hide it.
+    nothing else which differs between the sides can hide it: there a cut of like mass in all contexts is one too.
     """
     pair = disagreement.pair
     own = [] if pair.log_mu_prefill is None else [difference(pair.log_mu_prefill, pair.log_mu)]
-    for d in (*own, pair.diff):
-        cause = _one_signed(disagreement, d, -1.0, "The engine")
+    for d, is_own in (*((each, True) for each in own), (pair.diff, False)):
+        cause = _one_signed(disagreement, d, -1.0, "The engine", may_be_constant=is_own)
         if cause is not None:
             return None if _is_at_places(disagreement, d) else cause
     cause = _one_signed(disagreement, pair.diff, 1.0, "The training path")
@@ -147,12 +147,14 @@ def _is_at_places(disagreement: Disagreement, diff: Floats) -> bool:
     return any(sizes[others].mean() < ELSEWHERE * sizes[at].mean() for at, others in places)
 
 
-def _one_signed(disagreement: Disagreement, diff: Floats, sign: float, side: str) -> Cause | None:
+def _one_signed(
+    disagreement: Disagreement, diff: Floats, sign: float, side: str, *, may_be_constant: bool = False
+) -> Cause | None:
     d = sign * diff
     least = min(VARIATION_IN_FLOORS * disagreement.floor, VARIATION_IN_MEANS * abs(float(np.mean(d))))
     excess = weight_excess(diff)
     weight = Estimator(disagreement.pair.sequences).mean(1 + excess, "token", Scale.POSITIVE)
-    if np.std(d) < least or weight is None or weight.standard_error is None:
+    if (np.std(d) < least and not may_be_constant) or weight is None or weight.standard_error is None:
         return None
     is_one_sided = float(np.mean(d < -ROUNDING_IN_FLOORS * disagreement.floor)) <= WRONG_SIGN
     over_tokens = root_mean_square(excess) / math.sqrt(excess.size) if is_one_sided else math.inf
