@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fault-lab")
     parser.add_argument(
-        "--publish", type=Path, help="folder for fault-lab.md and fault-lab.json, in which other models stay"
+        "--publish", type=Path, help="folder for fault-lab.md and fault-lab.json, in which other rows stay"
     )
     parser.add_argument("--only", nargs="*", default=[""], help="faults with one of these words in name or strength")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fault after as many seconds")
