@@ -1,7 +1,7 @@
 """Injects every fault that can be made into real runs and scores the verdicts.
 
     python -m benchmarks.fault_lab [--models llama demo FOLDER] [--where clean log training engine] [--scratch FOLDER]
-                                  [--seconds N]
+                                  [--only WORD ...] [--seconds N]
 
 FOLDER is that of a real checkpoint. Clean runs are recorded once by the product's own pipeline, engine faults by the
 same with the fault. Training faults are scored again on the recorded responses; faults of the log are edits of recorded
@@ -35,8 +35,9 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fault-lab")
     parser.add_argument(
-        "--publish", type=Path, help="folder for fault-lab.md and fault-lab.json, in which other models stay"
+        "--publish", type=Path, help="folder for fault-lab.md and fault-lab.json, in which other rows stay"
     )
+    parser.add_argument("--only", nargs="*", default=[""], help="faults with one of these words in name or strength")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fault after as many seconds")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
@@ -46,7 +47,7 @@ def main() -> None:
         bench = prepared(model, arguments.scratch, arguments.num_prompts, arguments.num_tokens)
         if "clean" in arguments.where:
             clean += judge_clean(bench)
-        outcomes += judge_faults(bench, arguments.where, until)
+        outcomes += judge_faults(bench, arguments.where, arguments.only, until)
     if arguments.publish:
         publish(outcomes, clean, arguments.publish)
 
@@ -61,8 +62,10 @@ def judge_clean(bench: Bench) -> Iterator[CleanOutcome]:
             yield judged
 
 
-def judge_faults(bench: Bench, places: Sequence[str], until: float) -> Iterator[Outcome]:
+def judge_faults(bench: Bench, places: Sequence[str], words: Sequence[str], until: float) -> Iterator[Outcome]:
     for injection in (*log_faults(), *training_faults(bench), *engine_faults(bench)):
+        if not any(word in f"{injection.fault}, {injection.strength}" for word in words):
+            continue
         if injection.where in places and (injection.where != "engine" or bench.model not in FAULTLESS_ENGINE):
             start = time.monotonic()
             if start > until:

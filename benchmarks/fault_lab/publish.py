@@ -28,16 +28,18 @@ NOT_INJECTED = """## Not injected
 
 
 def publish(outcomes: list[Outcome], clean: list[CleanOutcome], folder: Path) -> None:
-    """Write `fault-lab.md` and `fault-lab.json`."""
+    """Write `fault-lab.md` and `fault-lab.json`. Rows of either that were not judged now stay."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "fault-lab.json"
     models = {*(outcome.model for outcome in clean), *(outcome.model for outcome in outcomes)}
     judged = {model: date.today().isoformat() for model in sorted(models)}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        kept = [item for item in map(read_clean_outcome, before["clean"]) if item.model not in judged]
-        outcomes = [*(item for item in map(read_outcome, before["faults"]) if item.model not in judged), *outcomes]
-        clean = [*kept, *clean]
+        earlier_clean, earlier = map(read_clean_outcome, before["clean"]), map(read_outcome, before["faults"])
+        clean = list({(item.model, item.variant, item.pair): item for item in (*earlier_clean, *clean)}.values())
+        outcomes = list(
+            {(item.model, item.where, item.fault, item.strength): item for item in (*earlier, *outcomes)}.values()
+        )
         judged = before["judged"] | judged
     outcomes.sort(key=lambda outcome: _place(outcome.model))
     clean.sort(key=lambda outcome: _place(outcome.model))
