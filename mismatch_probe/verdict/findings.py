@@ -9,6 +9,7 @@ from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.causes.findings import HeadroomCode
+from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.config.sides import LOG_SIDE
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import capital, join_names, write_estimate, write_many, write_number
@@ -57,6 +58,11 @@ _OPEN_FIRST: Final = {
 }
 _NO_GAIN_UP_TO: Final = 2.0
 """Times closer in KL at the most that are no reason to change the dtype, where the interval reaches 1 as well."""
+_TOO_FEW: Final = "too few to tell whether it is closer"
+_MORE_PROMPTS: Final = (
+    f"Whether FP16 is closer takes more prompts: {DEFAULT_NUM_PROMPTS} by default, more with --num-prompts and a "
+    "source that has them."
+)
 
 
 def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
@@ -68,7 +74,10 @@ def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
         return summary
     pairs = [pair.model_copy(update={"verdict": _verdict_of_pair(pair, documents)}) for pair in summary.pairs]
     full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
-    return full.model_copy(update={"headline": headline_of(full, documents)})
+    verdict = full.verdict
+    if any(_TOO_FEW in sentence for sentence in _whether_fp16(full, documents)):
+        verdict = verdict.model_copy(update={"advice": [_MORE_PROMPTS, *verdict.advice]})
+    return full.model_copy(update={"verdict": verdict, "headline": headline_of(full, documents)})
 
 
 def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
@@ -119,7 +128,7 @@ def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:
         return [f"Train in FP16: yes, {fits}."]
     if times.high is None or times.high > _NO_GAIN_UP_TO:
         few = "the prompts are" if times.num_prompts is None else f"{write_many(times.num_prompts, 'prompt')} are"
-        return [f"Train in FP16: undecided, {few} too few to tell whether it is closer, though {fits}."]
+        return [f"Train in FP16: undecided, {few} {_TOO_FEW}, though {fits}."]
     return [f"Train in FP16: no, it shows no gain over BF16 here, though {fits}."]
 
 

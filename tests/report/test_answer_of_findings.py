@@ -256,6 +256,14 @@ BROKEN = Verdict(kind="broken", code="missing_logprobs", sentence="The data is b
 FITS = "though the checkpoint fits FP16 with a loss scale (headroom)."
 
 
+def test_more_prompts_are_the_first_advice_where_few_leave_fp16_open() -> None:
+    summary = samples.undrawn(samples.summary())
+    few, enough = (with_findings(_ratio(summary, low, 4000), [headroom()]) for low in (0.8, 1.5))
+    assert few.verdict.advice[0].startswith("Whether FP16 is closer takes more prompts")
+    assert with_findings(few, [headroom()]).verdict.advice == few.verdict.advice
+    assert not any("more prompts" in advice for advice in enough.verdict.advice)
+
+
 @pytest.mark.slow
 def test_the_sentence_on_fp16_is_yes_no_or_undecided_in_every_case() -> None:
     summary, fits, does_not_fit = samples.undrawn(samples.summary()), [headroom()], [headroom(1e5)]
