@@ -26,6 +26,13 @@ def explain_title(explanation: Explanation) -> str:
     return "What explains the log" + ("" if explanation.step is None else f": step {explanation.step}")
 
 
+_HOW_TO_READ_TRIALS: Final = [
+    "explains: which share of the mean square (nats) that is left as declared a row takes away",
+    "leaves: how many times what rounding leaves on tokens of the probability that the row gives them (rms)",
+    "both leave out the largest hundredth of the tokens, and the nats count all: they do not follow from each other",
+]
+
+
 def explain_answer(explanation: Explanation) -> Answer:
     return Answer(
         subject="what explains the log",
@@ -46,6 +53,7 @@ def explain_answer(explanation: Explanation) -> Answer:
             Lines([f"  {line}" for line in explanation.verdict.evidence], follows=True),
             _sides_of_log(explanation),
             *map(_trials, explanation.sides),
+            Lines(_HOW_TO_READ_TRIALS, "dim", follows=True),
             *_parts_tables(explanation.parts),
         ],
     )
@@ -62,6 +70,7 @@ def _explain_sections(explanation: Explanation) -> list[Section]:
                     [f"{what}: {why}" for what, why in side.left_out.items()],
                 )
             )
+    blocks.append(Note("How to read these tables:", _HOW_TO_READ_TRIALS))
     if explanation.experts is not None:
         blocks.append(_experts_by_layer(explanation.experts))
     blocks += _parts_tables(explanation.parts)
@@ -173,7 +182,7 @@ def _trials(side: SideExplanation) -> Table:
         Column("leaves, nats", lambda trial: write_number(trial.residual_nats)),
     ]
     return Table.of(
-        f"Tried on the {SIDES[side.side]}'s side, and the share of the mean square of its deviation that it explains",
+        f"Tried on the {SIDES[side.side]}'s side",
         side.trials[:_MOST_TRIALS],
         columns,
     )
