@@ -28,6 +28,7 @@ _SECOND_PRESS_SECONDS: Final = 1.0
 """What comes sooner is the first press, sent on by a shell or a launcher, or a key that is held."""
 _ENDING: Final = "Interrupted: ending what runs. Ctrl-C again, after a second, ends at once."
 _FIRST_OR_NO_RANK: Final = ("0", "-1")
+"""Of LOCAL_RANK; -1 is what libraries write where there are no ranks."""
 _SOON_SECONDS: Final = 0.01
 """At once would be within the hook, which can only print it too."""
 

@@ -70,6 +70,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def same_instructions(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether the hardware of two runs has the same instruction sets, as far as both recorded them."""
+    names = first.get(CPU_INSTRUCTIONS), second.get(CPU_INSTRUCTIONS)
+    return None in names or names[0] == names[1]
+
+
 def gpus() -> list[str]:
     """One line a GPU (name, memory, driver); empty without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
@@ -108,12 +114,6 @@ _DECISIVE_INSTRUCTIONS: Final = frozenset(
 
 def _cpu_model() -> str:
     return _cpu_info("model name") or platform.processor() or "unknown"
-
-
-def same_instructions(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether the hardware of two runs has the same instruction sets, as far as both recorded them."""
-    names = first.get(CPU_INSTRUCTIONS), second.get(CPU_INSTRUCTIONS)
-    return None in names or names[0] == names[1]
 
 
 def _cpu_instructions() -> str:

@@ -184,12 +184,7 @@ def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, Publishe
             [_bands_table(bands)],
         )
     if reading.causes:
-        blocks = [
-            Note(
-                "The likeliest first. A name in brackets is a cause in docs/causes.md.",
-                reading.causes,
-            )
-        ]
+        blocks = [Note("The likeliest first. A name in brackets is a cause in docs/causes.md.", reading.causes)]
         yield Section("causes", "Causes that fit", "", blocks)
     yield Section(
         "open_questions",

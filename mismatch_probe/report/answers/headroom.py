@@ -31,7 +31,13 @@ from mismatch_probe.records.examinations import (
 )
 from mismatch_probe.report.figures.limits import Marks, Series, draw
 from mismatch_probe.report.names import PairStyle, visible
-from mismatch_probe.report.sections.gradients import GRADIENT_STYLES, gradients, underflow_panel, underflow_table
+from mismatch_probe.report.sections.gradients import (
+    GRADIENT_STYLES,
+    fitting_scales,
+    gradients,
+    underflow_panel,
+    underflow_table,
+)
 from mismatch_probe.report.view import (
     Answer,
     Badge,
@@ -93,7 +99,7 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
     place = f"{tightest.module or 'the model'} ({tightest.operation})"
     tiles = [
         Tile("Room before FP16 overflows", _room(tightest.margin_bits), f"at {place}"),
-        Tile("Loss scales that fit", _fitting_scales(headroom, plain), "what small gradients are multiplied by"),
+        Tile("Loss scales that fit", fitting_scales(plain, bf16), "what small gradients are multiplied by"),
     ]
     errors = plain.logprob_error_nats, bf16.logprob_error_nats
     if all(errors):
@@ -101,12 +107,6 @@ def _headroom_tiles(headroom: Headroom) -> list[Tile]:
         note = f"{write_number(fp16)} against {write_number(other)} nats, rms"
         tiles.insert(1, Tile("Error of log-probs, FP16 to BF16", f"{write_number(fp16 / other)} times", note))
     return tiles
-
-
-def _fitting_scales(headroom: Headroom, trial: PrecisionTrial) -> str:
-    """Without a gradient to measure them on, those that an earlier version named count as not measured."""
-    is_measured = headroom.bf16 is not None and leaves_gradient(trial, headroom.bf16)
-    return trial.fitting_scales if is_measured else "not measured"
 
 
 def _room(margin_bits: float | None) -> str:
@@ -187,7 +187,7 @@ def _headroom_table(headroom: Headroom) -> Table:
             ["every result finite", "yes" if first is None else "no", ABSENT if first is None else visible(first)],
             ["error of log-probs, rms nats", *_versus([trial.logprob_error_nats for trial in both])],
             ["error of the gradient", *_versus([trial.gradient_error for trial in both])],
-            ["loss scales that fit", _fitting_scales(headroom, headroom.plain), ABSENT],
+            ["loss scales that fit", fitting_scales(headroom.plain, headroom.bf16), ABSENT],
         ]
     return Table("What was seen", ["", "FP16", "where, or BF16"], rows, text_columns=frozenset({2}), is_stacked=True)
 
@@ -321,7 +321,7 @@ def _trial_section(headroom: Headroom, plain: PrecisionTrial, bf16: PrecisionTri
         Column("finite", lambda row: _finite(row[1]), is_text=True),
         Column("log-prob error", lambda row: write_error(row[1].logprob_error_nats)),
         Column("gradient error", lambda row: write_error(row[1].gradient_error)),
-        Column("scales that fit", lambda row: ABSENT if row[1] is bf16 else _fitting_scales(headroom, row[1])),
+        Column("scales that fit", lambda row: ABSENT if row[1] is bf16 else fitting_scales(row[1], bf16)),
     ]
     advised_runs = [] if headroom.advised is None else [("FP16 as advised", headroom.advised)]
     runs = [("BF16", bf16), ("FP16", plain), *advised_runs]

@@ -100,13 +100,19 @@ def underflow_table(
     return Table.of("Gradients of activations (act.) and of weights by loss scale", findings.underflow, columns)
 
 
+def fitting_scales(trial: PrecisionTrial, yardstick: PrecisionTrial | None) -> str:
+    """The loss scales that fit. Without a gradient to measure them on, what an earlier version named does not count."""
+    is_measured = yardstick is not None and leaves_gradient(trial, yardstick)
+    return trial.fitting_scales if is_measured else "not measured"
+
+
 def _error_panel(plain: PrecisionTrial, bf16: PrecisionTrial) -> Panel:
     exponents = [scale.exponent for scale in plain.scales]
     heading = Heading(
         "plot-headroom-errors",
         "Error of the FP16 gradient",
         f"smallest {write_error(plain.gradient_error)} against FP32, {write_error(bf16.gradient_error)} in BF16; "
-        f"fitting scales {plain.fitting_scales if leaves_gradient(plain, bf16) else 'not measured'}",
+        f"fitting scales {fitting_scales(plain, bf16)}",
         "Norm of the difference from the FP32 gradient, over that one's norm.",
     )
     yardstick = bf16.gradient_error
