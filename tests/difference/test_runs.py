@@ -127,6 +127,14 @@ def test_what_reads_alike_and_differs_is_told_apart(tmp_path: Path) -> None:
     assert [str(change) for change in difference_of(before, after).changes] == ["cpu_cores '2' -> 2"]
 
 
+def test_other_instruction_sets_are_a_change_where_both_runs_recorded_theirs(tmp_path: Path) -> None:
+    old, new, other = (simulated_run(tmp_path / name, SMALL) for name in ("old", "new", "other"))
+    for run, sets in ((new, "avx2, avx512f"), (other, "avx2")):
+        edit_manifest(run, lambda manifest, sets=sets: manifest.hardware.update(cpu_instructions=sets))
+    assert difference_of(old, new).changes == []
+    assert [change.name for change in difference_of(new, other).changes] == ["cpu_instructions"]
+
+
 def test_bins_hold_every_token_once(tmp_path: Path) -> None:
     [pair] = found(tmp_path, SMALL).pairs
     for bins in (pair.by_position, pair.by_response_length):

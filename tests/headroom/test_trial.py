@@ -8,6 +8,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.headroom.judge import judge_headroom
 from mismatch_probe.headroom.passes import exponents_at_the_ends, is_close, scales_that_fit
 from mismatch_probe.records.examinations import HeadroomVerdict, PrecisionTrial, ScaleTrial
+from mismatch_probe.report.answers.headroom import headroom_answer
 from mismatch_probe.report.sections.gradients import gradients, underflow_table
 from mismatch_probe.report.view import Figure
 from tests.report.documents import headroom
@@ -125,6 +126,11 @@ def test_a_page_marks_no_loss_scale_that_was_not_measured(error: float, *, is_me
     assert any("yes" in row for row in table.rows) == is_measured
     [figure] = [block for block in gradients(document.gradients, plain, bf16).blocks if isinstance(block, Figure)]
     assert ("fitting scales not measured" in figure.panels[0].heading.description) != is_measured
+    answer = headroom_answer(document.model_copy(update={"plain": plain, "bf16": bf16}))
+    assert answer.figure is not None
+    assert ("Whether a loss scale fits was not measured" in answer.figure.caption) != is_measured
+    [tile] = [tile for tile in answer.tiles if tile.label == "Loss scales that fit"]
+    assert (tile.value == "not measured") != is_measured
 
 
 def tried(

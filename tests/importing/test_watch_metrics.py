@@ -182,8 +182,6 @@ def started(path: Path, *words: object) -> subprocess.Popen[str]:
 
 JSON = line(0, rollout_corr__k3_kl=0.001) + b"\n"
 HEADER = b'"Step","run - rollout_corr/k3_kl"\r\n'
-
-
 HALF_WRITTEN = {
     "JSON": (JSON[:25], JSON[25:] + line(1, rollout_corr__k3_kl=0.001) + b"\n", "malformed JSON"),
     "half a header": (HEADER[:12], HEADER[12:] + b"0,0.001\r\n1,0.001\r\n", "neither JSON objects"),
@@ -205,7 +203,7 @@ def test_a_first_step_that_is_half_written_is_waited_for(tmp_path: Path) -> None
         processes = {}
         for name, (start, _, _) in HALF_WRITTEN.items():
             (tmp_path / name).write_bytes(start)
-            processes[name] = started(tmp_path / name, "--idle", 4)
+            processes[name] = ended.enter_context(started(tmp_path / name, "--idle", 4))
             ended.callback(processes[name].kill)
         for name, (_, rest, reason) in HALF_WRITTEN.items():
             errors = processes[name].stderr
@@ -223,10 +221,7 @@ def test_a_first_step_that_is_half_written_is_waited_for(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (
-            line(0, rollout_corr__k3_kl=0.001)[:25] + b"\n" + line(1, rollout_corr__k3_kl=0.001) + b"\n",
-            "malformed JSON",
-        ),
+        (JSON[:25] + b"\n" + line(1, rollout_corr__k3_kl=0.001) + b"\n", "malformed JSON"),
         (HEADER + b"0,\r\n1,", "neither JSON objects"),
     ],
     ids=["JSON", "CSV"],

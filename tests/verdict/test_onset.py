@@ -8,7 +8,7 @@ import pytest
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
-from mismatch_probe.verdict.signatures.places import onset, onset_of, period_of
+from mismatch_probe.verdict.signatures.places import Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
 from tests.verdict import simulated
@@ -57,6 +57,20 @@ def test_a_log_alone_names_the_place(nats: float, seed: int) -> None:
     reading = onset_of(with_onset(bf16_world(seed), 200, nats, "pi", has_reference=False))
     assert reading is not None
     assert abs(reading.place - 200) <= 2
+
+
+@pytest.mark.parametrize(("places_before", "is_limit"), [(1, True), (16, True), (17, False), (51, False)])
+def test_few_places_before_the_longest_context_look_like_its_limit(places_before: int, *, is_limit: bool) -> None:
+    none = np.zeros(1, dtype=bool)
+    reading = Onset(
+        place=1000 - places_before,
+        first_possible=1000 - places_before,
+        longest=1000,
+        times=4.0,
+        after=none,
+        before=none,
+    )
+    assert ("before the longest context" in reading.words) == is_limit
 
 
 @pytest.mark.parametrize("nats", [2.0, 4.0, 8.0])
