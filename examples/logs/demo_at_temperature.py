@@ -2,7 +2,7 @@
 
     python examples/logs/demo_at_temperature.py examples/logs/demo-temperature.jsonl
 
-The sampler draws at temperature 0.7 in BF16 and records what it drew from; the trainer scores the same tokens at
+The engine draws at temperature 0.7 in BF16 and records what it drew from; the trainer scores the same tokens at
 temperature 1. Each line is a response, in the plain format of docs/logs.md.
 """
 

@@ -127,7 +127,7 @@ def compare_logprobs(
     copies = copy_of(pair, (train, infer), are_identified=computed_apart)
     if copies is not None:
         raise UsageError(
-            f"log_pi equals log_mu bit for bit {where_equal(copies)}, as where a trainer copies the sampler's: give "
+            f"log_pi equals log_mu bit for bit {where_equal(copies)}, as where a trainer copies the engine's: give "
             "log-probs that the trainer computed, or computed_apart=True where both sides were"
         )
     source = source_of_reference(pair, (train, infer), are_identified=computed_apart)

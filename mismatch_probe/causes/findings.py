@@ -41,9 +41,9 @@ class LogCode(Catalogued):
     NO_NUMBERS = OfLog("{name} hold no number{where}: {why}", name="no_numbers")
     ALL_ZERO = OfLog("{name} are all 0{where}: {why}", name="all_zero")
     CONSTANT = OfLog("{name} are all the same number{where}: {why}", name="constant")
-    COPIED = OfLog("{name} are equal to the sampler's bit for bit{where}: {why}", name="copied")
+    COPIED = OfLog("{name} are equal to the engine's bit for bit{where}: {why}", name="copied")
     COPIED_ROWS = OfLog(
-        "{name} are equal to the sampler's bit for bit at all or nearly all tokens, {as_copied}, in {number} of "
+        "{name} are equal to the engine's bit for bit at all or nearly all tokens, {as_copied}, in {number} of "
         "{total} responses: they were not recorded there, and the tokens of these responses are left out{undecided}",
         name="copied_rows",
     )
@@ -60,14 +60,14 @@ class LogCode(Catalogued):
         name="zeros_for_missing",
     )
     ZEROS_UNTOLD = OfLog(
-        "{name} are exactly 0 at {zeros} of {total} sampled tokens, and none is nearly 0: the sampler was sure of "
+        "{name} are exactly 0 at {zeros} of {total} sampled tokens, and none is nearly 0: the engine was sure of "
         "these tokens, or they were not recorded. {why}; `score` and `explain` compute a side that shows it",
         name="zeros_untold",
         level=Level.WARNING,
     )
     WRONG_SIGN = OfLog("{name} are {what}, at {share}", name="wrong_sign", level=Level.BROKEN)
     SHIFTED = OfLog(
-        "the trainer's log-probs stand one token too {late} (correlation {correlations}): shift the column",
+        "the training path's log-probs stand one token too {late} (correlation {correlations}): shift the column",
         name="shifted",
         level=Level.BROKEN,
     )
@@ -88,7 +88,7 @@ class LogCode(Catalogued):
         level=Level.WARNING,
         variants={
             "surprisal": Words(
-                "the sampler's log-probs are {mean} on average, and tokens that are drawn from a vocabulary of {size} "
+                "the engine's log-probs are {mean} on average, and tokens that are drawn from a vocabulary of {size} "
                 "tokens have -{most} at least: they are those of other tokens, or no natural log-probs"
             )
         },
@@ -123,8 +123,8 @@ class LogCode(Catalogued):
         level=Level.WARNING,
         variants={
             "question": Words(
-                "the mask {verb} {number} times with {tokens}, where the sampler has exactly 0 and others as sure have "
-                "a log-prob: the sampler was forced to it, or it was not sampled and the mask {how}. The log cannot "
+                "the mask {verb} {number} times with {tokens}, where the engine has exactly 0 and others as sure have "
+                "a log-prob: the engine was forced to it, or it was not sampled and the mask {how}. The log cannot "
                 "tell"
             ),
             "after_stop": Words(
@@ -170,42 +170,42 @@ class LogCode(Catalogued):
         level=Level.WARNING,
     )
     EXPERTS = OfLog(
-        "the sampler's experts are recorded in {layers}, {chosen} a token, at {share} of the places that a trainer "
+        "the engine's experts are recorded in {layers}, {chosen} a token, at {share} of the places that a trainer "
         "would replay{empty}",
         name="experts",
         level=Level.NOTE,
     )
     EXPERTS_MISFIT = OfLog(
-        "the sampler's experts have other numbers of tokens, layers or experts than the ids they belong to in {number} "
+        "the engine's experts have other numbers of tokens, layers or experts than the ids they belong to in {number} "
         "of {total} responses, the first in {first}: nothing of them can be replayed",
         name="experts_misfit",
         level=Level.WARNING,
     )
     EXPERTS_MISSING = OfLog(
-        "the sampler's experts are missing (absent, or 0 throughout) at {missing} of {total} places that a trainer "
+        "the engine's experts are missing (absent, or 0 throughout) at {missing} of {total} places that a trainer "
         "would replay ({share}): it chooses its own there, or takes expert 0{first}",
         name="experts_missing",
         level=Level.WARNING,
     )
     EXPERTS_INVALID = OfLog(
-        "the sampler's experts have numbers that are no experts at {number} places ({share}), the first in {first}",
+        "the engine's experts have numbers that are no experts at {number} places ({share}), the first in {first}",
         name="experts_invalid",
         level=Level.WARNING,
         variants={
             "repeated": Words(
-                "the sampler's experts name one expert twice for a token and layer at {number} places ({share}), the "
+                "the engine's experts name one expert twice for a token and layer at {number} places ({share}), the "
                 "first in {first}"
             )
         },
     )
     EXPERTS_SHIFTED = OfLog(
-        "the sampler's experts stand one token too {late}: like tokens share {own} of their experts as the rows stand, "
+        "the engine's experts stand one token too {late}: like tokens share {own} of their experts as the rows stand, "
         "and {best} if these are shifted by one; a trainer that replays them takes each token's from its neighbour",
         name="experts_shifted",
         level=Level.WARNING,
         variants={
             "layers": Words(
-                "the sampler's experts are recorded in {present}, and the checkpoint has experts in {layers}: a replay "
+                "the engine's experts are recorded in {present}, and the checkpoint has experts in {layers}: a replay "
                 "by number takes them from other layers"
             )
         },
@@ -236,7 +236,7 @@ class LogCode(Catalogued):
         level=Level.WARNING,
         variants={
             "mass": Words(
-                "the sampler's probabilities within the recorded sets do not add up to 1 in {number} of {total} sets "
+                "the engine's probabilities within the recorded sets do not add up to 1 in {number} of {total} sets "
                 "(on average {mass}): they were not renormalised over what was kept"
             )
         },

@@ -35,7 +35,7 @@ class EndCause(Catalogued):
     COPIED_SIDE = Ending(
         "One side's log-probs are copied from the other's: they are equal bit for bit at {share} of the tokens below "
         "-{certain:g}, so no mismatch was measured.",
-        "Give log-probs that each side computed; a bypass mode of the trainer copies the sampler's. Where kernels are "
+        "Give log-probs that each side computed; a bypass mode of the trainer copies the engine's. Where kernels are "
         "the same on both sides, say computed_apart=True.",
         name="copied_side",
         variants={

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mismatch_probe.records.run_directory import RunDirectory
 
 _SAID: Final = {
-    "train_dtype": Flag("pi.dtype", "Dtype that the trainer computed in."),
-    "infer_dtype": Flag("mu.dtype", "Dtype that the sampler computed in."),
+    "train_dtype": Flag("pi.dtype", "Dtype that the training path computed in."),
+    "infer_dtype": Flag("mu.dtype", "Dtype that the engine computed in."),
     "top_p": Flag(
         "mu.top_p",
-        "The sampler cut the vocabulary to the most probable tokens with this share, and its log-probs are of these.",
+        "The engine cut the vocabulary to the most probable tokens with this share, and its log-probs are of these.",
         float,
     ),
     "top_k": Flag("mu.top_k", "The same, cut to so many of the most probable tokens.", int),

@@ -39,9 +39,9 @@ def import_log(
     out: Annotated[Path, typer.Option(help="Run directory to make.")],
     format: Annotated[str | None, _origin_option(help=options.LOG_FORMAT_HELP)] = None,
     train_dtype: Annotated[
-        str | None, _origin_option(help=f"Dtype that the trainer computed in: {options.DTYPES}.")
+        str | None, _origin_option(help=f"Dtype that the training path computed in: {options.DTYPES}.")
     ] = None,
-    infer_dtype: Annotated[str | None, _origin_option(help="Dtype that the sampler computed in.")] = None,
+    infer_dtype: Annotated[str | None, _origin_option(help="Dtype that the engine computed in.")] = None,
     temperature: Annotated[
         float | None, _origin_option(help="Temperature of both sides' log-probs, where the log does not say it.")
     ] = None,
@@ -146,7 +146,7 @@ def import_log(
         if noise := noise_of_sampler(run, manifest):
             print_line(console, f"noise: {noise}")
         print_line(
-            console, "The log has no log-probs of the trainer, so there is nothing to compare yet. Compute them:"
+            console, "The log has no log-probs of the training path, so there is nothing to compare yet. Compute them:"
         )
         print_command(console, command_line("score", run.path, "--model", "CHECKPOINT", "--out", "SCORED"))
         return ExitCode.INCONCLUSIVE
@@ -379,7 +379,7 @@ def score(
     ] = False,
     json_output: options.JsonOutput = False,
 ) -> ExitCode:
-    """Compute what an imported log lacks, on its own token ids: the trainer's side, the engine's, the FP32 reference.
+    """Compute what an imported log lacks, on its own token ids: the training path, the engine, the FP32 reference.
 
     Nothing is sampled. Engine arguments pass through: --vllm.KEY VALUE.
     """

@@ -97,7 +97,7 @@ class PassedAs:
 
 
 class EngineSettings(Settings):
-    """The inference engine (mu)."""
+    """The engine (mu)."""
 
     name: EngineName = "vllm"
     prefix_caching: Annotated[bool, PassedAs("enable_prefix_caching")] = False

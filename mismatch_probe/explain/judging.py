@@ -63,8 +63,8 @@ class LoggedTokens:
         }
         if not columns:
             raise UsageError(
-                "the log cannot be explained: it has log-probs of neither side; give one with the sampler's or the "
-                "trainer's"
+                "the log cannot be explained: it has log-probs of neither side; give one with the engine's or the "
+                "training path's"
             )
         return cls(
             responses=nonempty,

@@ -205,7 +205,7 @@ def _explain_side(
     special: SpecialTokens,
     tell: Callable[[str, float | None], None],
 ) -> tuple[SideExplanation, PartsReading | None]:
-    """The side, and of the sampler's which weights its parts fit."""
+    """The side, and of the engine's which weights its parts fit."""
     tell("as declared, and its rounding", None)
     policy = getattr(settings, side)
     context = Context.as_logged(tokens)

@@ -130,7 +130,7 @@ def where(tokens: LoggedTokens, judge: Judge, null: Account) -> Iterator[str]:
         yield f"{sizes}: it grows along the response, as other positions do"
 
 
-SIDES: Final[dict[LoggedSide, str]] = {"mu": "the engine's side (mu)", "pi": "the trainer's side (pi)"}
+SIDES: Final[dict[LoggedSide, str]] = {"mu": "the engine's side (mu)", "pi": "the training path's side (pi)"}
 GRAVEST_FIRST: Final = ("broken", "bug", "undecided", "precision", "clean")
 _WORTH_SAYING: Final = 0.05
 

@@ -177,7 +177,7 @@ def _bases(log_pi: Reals, log_mu: Reals, entropy: Reals | None) -> BaseTotals:
 
 
 def _is_in_another_base(log_pi: Reals, entropy: Reals) -> bool:
-    """Whether the entropies would call the sampler another one for their unit, or that of pi, alone."""
+    """Whether the entropies would call the engine another one for their unit, or that of pi, alone."""
     usable = is_usable(log_pi) & np.isfinite(entropy)
     return base_of_entropies(log_pi[usable], entropy[usable]) is not None
 

@@ -57,8 +57,8 @@ def missing_logprobs(window: Window) -> Diagnosis | None:
 def fp16_dead(window: Window) -> Diagnosis | None:
     """Loss 0, gradient norm 0 and reward NaN in one step; or gradients that no scale tried keeps finite for long.
 
-    Where the trainer's log-probs are finite, no activation left FP16's range: then rewards alone are NaN. So they are
-    where single rewards were seen to be no numbers and no log-probs are there to say more.
+    Where pi's log-probs are finite, no activation left FP16's range: then rewards alone are NaN. So they are where
+    single rewards were seen to be no numbers and no log-probs are there to say more.
     """
     reward, in_a_row = window.last("reward/mean"), window.last("optim/overflows_in_a_row") or 0.0
     scales, overflows = window.finite("optim/loss_scale"), window.finite("optim/overflow")
@@ -96,7 +96,7 @@ def nonfinite_gradient(window: Window) -> Diagnosis | None:
         evidence = f"the gradient of step {bad_step} was not finite, and since then log-probs are not either"
     elif (num_unusable := _num_unusable_of_pi(window)) > 0:
         tokens = write_many(round(num_unusable), "token")
-        evidence = f"the trainer's log-probs or entropies of {tokens} are missing or not finite"
+        evidence = f"the training path's log-probs or entropies of {tokens} are missing or not finite"
     else:
         return None
     return Diagnosis.of(EndCause.NONFINITE_GRADIENT, seen=evidence)

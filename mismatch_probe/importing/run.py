@@ -344,13 +344,13 @@ def _require_usable_log(log: Log, census: Census, columns: Columns, findings: Se
     if not columns.has_mu:
         why = next((finding.sentence for finding in findings if finding.column == "log_mu"), "no row has them")
         raise UsageError(
-            f"{log.source} holds no log-probs of the sampler ({why}), so there is nothing to compare; switch them on "
+            f"{log.source} holds no log-probs of the engine ({why}), so there is nothing to compare; switch them on "
             "where it is written"
         )
 
 
 def noise_of_sampler(run: RunDirectory, manifest: Manifest) -> str:
-    """The noise of the sampler of a log that has no trainer's log-probs, in words; empty where its responses share too
+    """The noise of the engine of a log that has no trainer's log-probs, in words; empty where its responses share too
     few tokens to measure it.
     """
     rollouts = read_rows(run.rollouts_path, ROLLOUTS)
@@ -359,4 +359,4 @@ def noise_of_sampler(run: RunDirectory, manifest: Manifest) -> str:
     if repeat is None:
         return ""
     floor = Estimator(repeat.sequences, manifest.settings.confidence).root_mean_square(repeat.diff, "token")
-    return "" if floor is None else noise_sentence("the sampler", floor)
+    return "" if floor is None else noise_sentence("the engine", floor)

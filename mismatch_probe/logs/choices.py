@@ -1,4 +1,4 @@
-"""What of a sampler's recorded choices a trainer can replay: the experts of each token, and the sets tokens were drawn
+"""What of an engine's recorded choices a trainer can replay: the experts of each token, and the sets tokens were drawn
 from.
 
 A token's log-prob comes from the pass over the token before it, so that the experts of that token, its *place* in each

@@ -18,7 +18,7 @@ class Holds(StrEnum):
     """Whose log-probs a format can hold, the most telling first."""
 
     BOTH_SIDES = "both sides"
-    SAMPLER = "the sampler's side"
+    SAMPLER = "the engine's side"
     PROMPTS = "prompts only"
     NOTHING = "nothing"
 

@@ -143,7 +143,7 @@ class KeptChecks:
                 late=shift_text,
                 first=sums.first_outside,
             )
-        for column, side in (("log_mu", "sampler"), ("log_pi", "trainer")):
+        for column, side in (("log_mu", "engine"), ("log_pi", "training path")):
             sure, unsure = sums.sure[column], sums.unsure[column]
             if sure >= _FEWEST_SURE and unsure > _FEW * sure:
                 yield LogFinding.of(

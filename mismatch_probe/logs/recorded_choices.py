@@ -1,4 +1,4 @@
-"""What a sampler chose besides tokens, as logs hold it: the experts of each token, and the ids it could have drawn."""
+"""What an engine chose besides tokens, as logs hold it: the experts of each token, and the ids it could have drawn."""
 
 from base64 import b64decode
 from binascii import Error as BadBase64

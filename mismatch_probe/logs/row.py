@@ -289,7 +289,7 @@ def _require_small(line: bytes) -> None:
 
 
 def is_recorded(log_prob: float) -> bool:
-    """Whether a number can be a log-prob that a sampler wrote, and is no filler."""
+    """Whether a number can be a log-prob that an engine wrote, and is no filler."""
     return bool(is_usable(np.asarray(log_prob))) and log_prob != 0
 
 
@@ -310,7 +310,7 @@ def split_by_mask(
     num_padding: int = 0,
 ) -> LoggedResponse:
     """The response starts at the first token of its own; without any, all is prompt. Arrays [P + T] are cut there. A
-    single token before it with a log-prob of the sampler, which a mask leaves out, belongs to the response too.
+    single token before it with a log-prob of the engine, which a mask leaves out, belongs to the response too.
 
     own: the policy wrote the token. sampled: it did, and the token counts.
     """

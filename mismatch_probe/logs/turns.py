@@ -94,7 +94,7 @@ class TurnChecks:
         """Compare a turn with those before it; the turns of a trajectory come in their order.
 
         What a response has before its first sampled token belongs to the prompt, and turns that it joins are joined.
-        Returns a turn behind a break as a trainer has it that joins the turns, with the sampler's log-probs: its prompt
+        Returns a turn behind a break as a trainer has it that joins the turns, with the engine's log-probs: its prompt
         is all that was sampled and observed before; None where the prompt is that anyway, or nothing tells it.
         """
         if response.trajectory is None or not response.prompt_token_ids.size or not response.sampled.any():

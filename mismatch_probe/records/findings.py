@@ -111,7 +111,7 @@ class PartsOfResponse(Record):
 
 
 class PartsReading(Record):
-    """Which of the given weights each part of each response fits, on the sampler's side."""
+    """Which of the given weights each part of each response fits, on the engine's side."""
 
     versions: list[str]
     """In the order in which they come."""
@@ -152,7 +152,7 @@ class Explanation(Record):
     num_tokens: int
     sides: list[SideExplanation]
     parts: PartsReading | None = None
-    """None where no other weights were given, or they do not fit the sampler's side."""
+    """None where no other weights were given, or they do not fit the engine's side."""
     experts: ExpertAgreement | None = None
     """None where the log records no experts, or the checkpoint has none that can be read."""
     verdict: Verdict

@@ -289,7 +289,7 @@ CHOICES: Final = pa.schema(
         pa.field("kept_ends", pa.list_(pa.int64())),
     ]
 )
-"""What the sampler of a log chose besides tokens, of a few responses: null where it is not recorded."""
+"""What the engine of a log chose besides tokens, of a few responses: null where it is not recorded."""
 
 
 def choices_table(ids: Sequence[str], responses: Sequence[LoggedResponse]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What an import reads of a log besides numbers: its turns, and the choices of the sampler that it records."""
+"""What an import reads of a log besides numbers: its turns, and the choices of the engine that it records."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -133,7 +133,7 @@ class VersionReading(Entry):
 
 
 class KeptReading(Entry):
-    """The sets of ids that a sampler drew from, as top-p and its like left them."""
+    """The sets of ids that an engine drew from, as top-p and its like left them."""
 
     num_responses: int
     """That record sets."""

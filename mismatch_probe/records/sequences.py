@@ -137,14 +137,14 @@ class SampledSequence:
 
 @dataclass(frozen=True)
 class KeptSets:
-    """The ids that a sampler could have drawn at each of T tokens; an empty set stands for the whole vocabulary."""
+    """The ids that an engine could have drawn at each of T tokens; an empty set stands for the whole vocabulary."""
 
     ids: IntArray
     """Of all sets, one behind another [M]."""
     ends: npt.NDArray[np.int64]
     """Where each set ends in `ids` [T]."""
     logprobs: FloatArray | None = None
-    """The sampler's, of `ids` [M], in nats; None where they are not recorded."""
+    """The engine's, of `ids` [M], in nats; None where they are not recorded."""
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -172,7 +172,7 @@ class LoggedResponse:
     prompt_token_ids: IntArray
     token_ids: IntArray
     sampled: npt.NDArray[np.bool_]
-    """[T] the policy sampled the token, no tool or template wrote it. log_mu is the sampler's, log_pi the trainer's,
+    """[T] the policy sampled the token, no tool or template wrote it. log_mu is the engine's, log_pi the trainer's,
     log_ref a reference policy's: None where the log has no such column, NaN where it has no number for a token."""
     log_mu: FloatArray | None = None
     log_pi: FloatArray | None = None
@@ -195,9 +195,9 @@ class LoggedResponse:
     num_padding: int = 0
     """Tokens of padding that the log has around it, and that are left out here."""
     experts: IntArray | None = None
-    """Experts that the sampler's routers took [S, L, K], of S tokens from the prompt's or the response's first on."""
+    """Experts that the engine's routers took [S, L, K], of S tokens from the prompt's or the response's first on."""
     kept: KeptSets | None = None
-    """What the sampler could have drawn at each token of the response."""
+    """What the engine could have drawn at each token of the response."""
 
 
 _MOST_DIGITS: Final = 18

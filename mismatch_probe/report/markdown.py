@@ -288,7 +288,7 @@ def _useless_interventions(localization: Localization) -> Iterator[tuple[str, st
 
 def _failed_trials(side: SideExplanation) -> Iterator[tuple[str, str]]:
     """Hypotheses on a logged side that leave nearly all of its residual."""
-    who = {"mu": "sampler", "pi": "trainer"}[side.side]
+    who = {"mu": "engine", "pi": "training path"}[side.side]
     failures = [trial for trial in side.trials if trial.departures and trial.explained <= _LEAST_OF_SQUARE]
     for trial in failures[:_MOST_TRIALS]:
         what = " and ".join(departure.what for departure in trial.departures)

@@ -236,7 +236,7 @@ def _on_which_side(pair: PairSummary) -> Markup:
     if larger < _STANDS_OUT * smaller:
         which = "both sides err alike"
     else:
-        which = "the training path (pi) errs more" if pi.value > mu.value else "the inference engine (mu) errs more"
+        which = "the training path (pi) errs more" if pi.value > mu.value else "the engine (mu) errs more"
     return Markup('<a href="#errors">Which side</a>: {}: rms error {} for pi, {} for mu.').format(
         which, write_estimate(pi), write_estimate(mu)
     )

@@ -112,7 +112,10 @@ def _with_mark(number: WrittenNumber, mark: str) -> WrittenNumber:
 
 def table_footnote(summary: Summary) -> str:
     """How to read the columns that do not say it; empty where they hold nothing."""
-    errors = "rms pi / mu: how far each side's log-probs lie from the reference's, in nats"
+    errors = (
+        "rms pi / mu: how far the log-probs of the training path (pi) and of the engine (mu) lie from the reference's, "
+        "in nats"
+    )
     if any(_REFERENCE in str(_error_cell(pair)) for pair in summary.pairs):
         errors += f"; {_REFERENCE}: that side is the reference itself"
     notes = [

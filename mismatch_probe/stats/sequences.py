@@ -24,12 +24,12 @@ MISSING_LOG_PROB: Final = -9984.0
 there is no value."""
 
 LEAST_SAMPLED: Final = -100.0
-"""No sampler draws a token of a probability of 4e-44: a sampler's log-prob at or below this stands for none, or for
+"""No sampler draws a token of a probability of 4e-44: an engine's log-prob at or below this stands for none, or for
 that of another token. The ratio of two policies at such a token is beyond a float64 (e^710)."""
 
 
 def of_sampled_tokens(log_probs: npt.NDArray[AnyFloat]) -> npt.NDArray[AnyFloat]:
-    """The sampler's log-probs of the tokens it drew, NaN where one is at or below LEAST_SAMPLED and so is missing."""
+    """The engine's log-probs of the tokens it drew, NaN where one is at or below LEAST_SAMPLED and so is missing."""
     impossible = np.isfinite(log_probs) & (log_probs <= LEAST_SAMPLED)
     return np.where(impossible, np.nan, log_probs) if impossible.any() else log_probs
 

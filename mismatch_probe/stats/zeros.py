@@ -1,7 +1,7 @@
 """Exact zeros of a log-prob, and the share of a sample that has no log-prob.
 
-A sampler's log-prob is 0 where a token is alone in its nucleus (top-p) or where a log-softmax in 16 bits rounds to 0.
-The other side is then as sure of it as of tokens that the sampler is nearly sure of: nearly always where the sides
+An engine's log-prob is 0 where a token is alone in its nucleus (top-p) or where a log-softmax in 16 bits rounds to 0.
+The other side is then as sure of it as of tokens that the engine is nearly sure of: nearly always where the sides
 agree, less often where the weights differ. Zeros that stand for missing numbers fill a response or a stretch of it,
 whatever log-probs the other side has there.
 """
@@ -240,7 +240,7 @@ def sureness_levels(pi: Floats) -> Ints:
 
 @dataclass
 class ZerosAtEdge:
-    """Tokens at one edge of masks at which the sampler has exactly 0, as is written for what was not sampled."""
+    """Tokens at one edge of masks at which the engine has exactly 0, as is written for what was not sampled."""
 
     places: int = 0
     """All tokens at the edge, of responses with columns of both sides."""

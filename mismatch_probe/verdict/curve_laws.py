@@ -105,9 +105,9 @@ _SUPPORT: Final = (
     "cut vocabulary (top-p, top-k: truncated_support), another temperature, or raw log-probs against processed ones."
 )
 _ONE_SIDED: Final = (
-    "For small deviations k3 is half the mean square. So much less means a tail on one side: tokens that the trainer "
-    "finds far less likely than the sampler did, as with a cut vocabulary or shifted labels; or a clamp before one of "
-    "the two."
+    "For small deviations k3 is half the mean square. So much less means a tail on one side: tokens that the training "
+    "path finds far less likely than the engine did, as with a cut vocabulary or shifted labels; or a clamp before one "
+    "of the two."
 )
 
 LAWS: Final[tuple[CurveLaw, ...]] = (

@@ -165,7 +165,7 @@ _CUT = 0.99
 ALIKE_FLOORS = 3.0
 """The distance of two sides that differ by rounding alone is 1.4."""
 
-SIDES = {"pi": "the trainer's side", "mu": "the sampler's side"}
+SIDES = {"pi": "the training path's side", "mu": "the engine's side"}
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Departures:
     from_checkpoint: bool
     """Whether the reference and the unit are those of a checkpoint, not of the log."""
     is_named: bool = False
-    """Whether the data names the cause by which the sampler's side departs."""
+    """Whether the data names the cause by which the engine's side departs."""
 
     @property
     def sides_beyond_floors(self) -> list[str]:

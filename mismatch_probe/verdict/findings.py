@@ -167,7 +167,7 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
 
 
 def explanation_of(pair: PairSummary, documents: Sequence[Document]) -> Explanation | None:
-    """The gravest of those of a log and of its steps; of a pair whose sampler alone was logged, that of the sampler's
+    """The gravest of those of a log and of its steps; of a pair whose sampler alone was logged, that of the engine's
     side where it is a bug. None of any other pair.
     """
     explanations = [document for document in documents if isinstance(document, Explanation)]

@@ -116,7 +116,7 @@ def usual_size_sentence(case: Case, disagreement: Disagreement) -> str:
     )
 
 
-NOISE: Final = {"mu_siblings": "the sampler", "pi_siblings": "the trainer"}
+NOISE: Final = {"mu_siblings": "the engine", "pi_siblings": "the training path"}
 """Floors that responses to one prompt give of a side, which need no checkpoint and no second request."""
 
 
@@ -176,7 +176,7 @@ def few_tokens_words(few: FewTokens) -> str:
         f"{few.position + 1}) of {few.response}, with log pi {write_number(few.log_pi)} and log mu "
         f"{write_number(few.log_mu)}"
     )
-    sides = ((few.zeros_mu, "the sampler's side"), (few.zeros_pi, "the trainer's side"))
+    sides = ((few.zeros_mu, "the engine's side"), (few.zeros_pi, "the training path's side"))
     subjects = [
         (f"{count} of them" if many else "it", "are" if count > 1 else "is", side) for count, side in sides if count
     ]

@@ -314,17 +314,17 @@ def test_a_line_that_is_too_long_for_a_narrow_terminal_is_said_in_fewer_words(mo
 def test_a_terminal_shows_something_before_anything_is_heard() -> None:
     with progress_line(Console(file=StringIO()), first="loading the checkpoint") as line:
         assert line.__rich__().plain == "loading the checkpoint"
-        line.at("the sampler's side", 1, 2, "hypothesis 3 of 40")
-        assert line.__rich__().plain == "part 1 of 2: the sampler's side, hypothesis 3 of 40"
+        line.at("the engine's side", 1, 2, "hypothesis 3 of 40")
+        assert line.__rich__().plain == "part 1 of 2: the engine's side, hypothesis 3 of 40"
 
 
 def test_what_goes_on_in_a_stage_is_no_new_line_and_another_stage_is_one() -> None:
     output = StringIO()
     with progress_line(Console(file=output)) as line:
-        for number, side in enumerate(("sampler", "trainer"), 1):
+        for number, side in enumerate(("engine", "training path"), 1):
             for tried in (1, 2, 3):
                 line.at(f"the {side}'s side", number, 2, f"hypothesis {tried} of 3")
     assert output.getvalue().splitlines() == [
-        "part 1 of 2: the sampler's side, hypothesis 1 of 3",
-        "part 2 of 2: the trainer's side, hypothesis 1 of 3",
+        "part 1 of 2: the engine's side, hypothesis 1 of 3",
+        "part 2 of 2: the training path's side, hypothesis 1 of 3",
     ]

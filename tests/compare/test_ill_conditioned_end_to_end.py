@@ -173,7 +173,7 @@ def test_a_run_that_ends_within_fp64_goes_on_from_its_batches_to_the_same_bytes(
 
 
 def scored_log(run: RunDirectory, model: Path, folder: Path, nats: float) -> RunDirectory:
-    """The log of the run's FP32 pair, the sampler's log-probs moved by so much, scored with the checkpoint."""
+    """The log of the run's FP32 pair, the engine's log-probs moved by so much, scored with the checkpoint."""
     rows, generator = log_of_run(run, "fp32"), np.random.default_rng(0)
     for row in rows:
         errors = nats * generator.normal(size=len(row["logprobs"]))

@@ -75,7 +75,7 @@ def test_another_seed_samples_other_ids(engine, sampled):
 
 
 def test_sampled_tokens_follow_the_log_probs_reported_for_them(engine):
-    """A sampler that is biased, or reports another distribution than it draws from, fails."""
+    """An engine that is biased, or reports another distribution than it draws from, fails."""
     one_token = PLAIN.model_copy(update={"max_new_tokens": 1})
     prompt = requests()[0].prompt
     draws = engine.sample([type(requests()[0])(f"d{seed}", prompt, seed) for seed in range(4000)], one_token)

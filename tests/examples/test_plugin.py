@@ -147,5 +147,5 @@ def test_a_comparison_samples_with_it(target: Path, tmp_path: Path, monkeypatch:
     assert 0 < pair["metrics"]["kl_k3"]["value"] < 0.1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["versions"]["mismatch-probe-example"] == "0.1.0"
-    assert "the engine transformers against transformers" in (tmp_path / "run" / "report.html").read_text()
+    assert "engine (mu): transformers" in (tmp_path / "run" / "report.html").read_text()
     assert manifest["stages"]["sample-bf16"]["effective_settings"]["engine"] == "transformers"

@@ -40,7 +40,7 @@ def explained_log(llama: Path, responses: list[TokenSequence]) -> Iterator[Expla
 
 @pytest.fixture(scope="session")
 def explained(responses: list[TokenSequence], explained_log: ExplainedLog) -> Explained:
-    """The explanation of the sampler's side of a log of the responses."""
+    """The explanation of the engine's side of a log of the responses."""
 
     def explain_mu(columns: list[FloatArray], *, line: dict[str, Any] | None = None, **others: Any) -> SideExplanation:
         (side,) = explained_log(logged(responses, mu=columns, **(line or {})), **others).sides

@@ -10,7 +10,7 @@ def test_a_hypothesis_that_leaves_more_than_is_declared_explains_nothing() -> No
     trials = [trial(0.97), trial(-1.0), trial(0.0)]
     sides: list[SideExplanation] = [side.model_copy(update={"trials": trials}) for side in found.sides]
     answer = explain_answer(found.model_copy(update={"sides": sides}))
-    [table, *_] = [part for part in answer.screen if getattr(part, "caption", "").startswith("Tried on the sampler")]
+    [table, *_] = [part for part in answer.screen if getattr(part, "caption", "").startswith("Tried on the engine")]
     assert [row[1] for row in table.rows] == ["97 %", "nothing", "nothing"]  # type: ignore[union-attr]
 
 

@@ -62,7 +62,7 @@ def in_parts(older: list[FloatArray], newer: list[FloatArray], cuts: Sequence[in
 
 
 def with_versions(log: list[LoggedResponse], cuts: Sequence[int]) -> list[LoggedResponse]:
-    """As a sampler records them that knows of each part."""
+    """As an engine records them that knows of each part."""
     return [
         replace(
             response,

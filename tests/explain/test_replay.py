@@ -115,7 +115,7 @@ def test_a_dense_model_has_no_agreement(llama: Path, log: list[LoggedResponse]) 
 
 @pytest.mark.parametrize("top_k", [2, 8, 40])
 def test_a_side_that_is_not_cut_to_the_recorded_sets_is_named(llama: Path, top_k: int) -> None:
-    """mu is within the sets that it drew from, pi is not: the ratio is off, and the trainer's side is why."""
+    """mu is within the sets that it drew from, pi is not: the ratio is off, and the training path's side is why."""
     sequences = sampled(llama, num_prompts=4, samples=6, num_tokens=32, top_k=top_k)
     with Scorer.load(llama, Dtype.FP32, TrainingPathSettings(), temperature=1.0) as scorer:
         rows = [scorer.distributions(sequence, range(len(sequence.token_ids))) for sequence in sequences]
@@ -143,7 +143,7 @@ def test_a_side_that_is_not_cut_to_the_recorded_sets_is_named(llama: Path, top_k
     with Predictions.open(in_fp32, tokens_in_sets) as predictions:
         explanation = explain_with(predictions, in_fp32, tokens_by_all)
         assert [side.verdict.kind for side in explanation.sides] == ["clean", "bug"]
-        assert "trainer" in explanation.verdict.sentence
+        assert "training path" in explanation.verdict.sentence
         assert "nothing cut" in explanation.verdict.sentence
         clean_explanation = explain_with(predictions, in_fp32, tokens_in_sets)
         assert [side.verdict.kind for side in clean_explanation.sides] == ["clean", "clean"]

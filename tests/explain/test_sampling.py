@@ -1,4 +1,4 @@
-"""The sampler's settings: each fault is injected into real log-probs, and found with its value."""
+"""The engine's settings: each fault is injected into real log-probs, and found with its value."""
 
 from pathlib import Path
 

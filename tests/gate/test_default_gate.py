@@ -44,7 +44,7 @@ def test_a_default_run_ends_in_pass_or_where_a_mismatch_is_planted_in_fail(
 
 @pytest.mark.slow
 def test_the_demo_passes_and_a_planted_mismatch_fails(tmp_path: Path) -> None:
-    """64 real responses, short ones. What is planted: the trainer's log-probs are 0.3 nats too low."""
+    """64 real responses, short ones. What is planted: the training path's log-probs are 0.3 nats too low."""
     sampled = ["--prompts", "sums:easy", "--max-new-tokens", "12"]
     words = ["--model", "demo", "--dtype", "bf16", *sampled, "--config", FEW_LOOKS]
     run = RunDirectory(tmp_path / "run")

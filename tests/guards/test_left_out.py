@@ -128,7 +128,7 @@ def test_ranks_add_up_what_they_leave_out_before_they_decide() -> None:
 
 
 def test_the_surprise_of_tokens_needs_no_log_prob_of_the_sampler() -> None:
-    """The tokens that a sampler leaves out may be the surprising ones: a mean without them would blame the sampler."""
+    """The tokens that an engine leaves out may be the surprising ones: a mean without them would blame the engine."""
     part, complete_value = (mismatch(given) for given in (lacking([8, 9, 10]), SOUND))
     assert part["mismatch/surprise_mean"] == complete_value["mismatch/surprise_mean"]
 

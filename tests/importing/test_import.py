@@ -34,7 +34,7 @@ def test_the_mean_deviation_is_that_of_the_log_and_every_token_is_counted(tmp_pa
 def test_the_page_says_that_a_log_was_compared_and_no_engine_of_ours(tmp_path: Path) -> None:
     run = imported(tmp_path, write(tmp_path / "log.jsonl", rows()))
     top = run_answer(run.read_summary(), run.read_manifest())
-    assert "the log's engine against the log's trainer" in top.facts
+    assert {"engine (mu): the log's", "training path (pi): the log's"} <= set(top.facts)
     assert "vLLM" not in "".join(top.facts)
     assert "`" not in top.headline
 

@@ -46,7 +46,7 @@ def test_sides_that_round_in_their_formats_are_no_bug(tmp_path: Path, dtypes: st
     assert verdict(log(dtypes=dtypes), tmp_path, dtypes).kind != "bug"
 
 
-@pytest.mark.parametrize(("times", "side"), [((8.0, 1.0), "trainer"), ((1.0, 8.0), "sampler")])
+@pytest.mark.parametrize(("times", "side"), [((8.0, 1.0), "training path"), ((1.0, 8.0), "engine")])
 @pytest.mark.parametrize("dtypes", ["bf16 bf16", "fp16 bf16", "bf16 fp16"])
 def test_a_side_that_errs_by_more_than_its_format_can_is_a_bug(
     tmp_path: Path, dtypes: str, times: tuple[float, float], side: str
@@ -59,7 +59,7 @@ def test_a_side_that_errs_by_more_than_its_format_can_is_a_bug(
 def test_a_side_in_fp32_needs_no_other_side_to_be_measured_by(tmp_path: Path) -> None:
     found = verdict(log(times=(1e5, 1e5), dtypes="fp32 fp32"), tmp_path, "fp32 fp32")
     assert (found.kind, found.code) == ("bug", "beyond_format")
-    assert "the trainer's side and the sampler's side err by more than FP32 can" in found.sentence
+    assert "the training path's side and the engine's side err by more than FP32 can" in found.sentence
 
 
 @pytest.mark.parametrize("dtypes", ["bf16 bf16", "fp32 bf16"])

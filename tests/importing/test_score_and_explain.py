@@ -55,7 +55,7 @@ def explained(imported: Path, model: Path) -> Explanation:
 def test_zeros_for_missing_numbers_are_told_by_the_side_that_is_computed(
     compared: RunDirectory, model: Path, tmp_path: Path
 ) -> None:
-    """The log has the sampler's side alone, and of two of its responses zeros."""
+    """The log has the engine's side alone, and of two of its responses zeros."""
     alone = [{name: one[name] for name in one if name != "train_logprobs"} for one in log_of_run(compared, "bf16")]
     for one in alone[:2]:
         one["logprobs"] = [0.0] * len(one["logprobs"])
@@ -235,7 +235,7 @@ def test_a_sampler_of_older_weights_beside_a_trainer_of_the_checkpoint_is_a_bug(
     probe("score", tmp_path / "imported", *words, code=ExitCode.PASS)
     verdict = RunDirectory(tmp_path / "scored").read_summary().verdict
     assert (verdict.kind, verdict.code) == ("bug", "beyond_format")
-    assert "the sampler's side errs" in verdict.sentence
+    assert "the engine's side errs" in verdict.sentence
 
 
 def test_a_step_of_its_own_weights_is_scored_alone(compared: RunDirectory, model: Path, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_log_without_the_trainers_side_is_explained_in_the_same_call(
     log = write(tmp_path / "log.jsonl", alone)
     answer = probe("import", log, "--out", tmp_path / "run", "--model", model)
     assert answer.returncode in (ExitCode.PASS, ExitCode.INCONCLUSIVE), answer
-    assert "Tried on the sampler's side" in answer.stdout
+    assert "Tried on the engine's side" in answer.stdout
 
 
 @pytest.mark.parametrize("words", [("--step", 3), ("--scored", "there")])

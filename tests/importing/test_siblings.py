@@ -75,7 +75,7 @@ def test_the_noise_of_each_side_is_measured_and_is_the_floor(tmp_path: Path, noi
     assert of_mu.value == pytest.approx(np.sqrt(2) * noise, rel=0.15)
     assert of_mu.low is not None
     assert of_mu.low < np.sqrt(2) * noise < (of_mu.high or 0)
-    assert any("the sampler's own noise is rms" in line for line in noise_evidence(summary))
+    assert any("the engine's own noise is rms" in line for line in noise_evidence(summary))
     section = errors(RunDirectory(tmp_path / "run").read_summary())
     assert section is not None
     assert section.title == "How far each side is from itself"
@@ -145,12 +145,12 @@ def test_few_shared_tokens_say_nothing(tmp_path: Path) -> None:
 def test_noise_far_beyond_rounding_is_no_floor(tmp_path: Path) -> None:
     summary, pair = imported(tmp_path, rows(1.5))
     assert floor_with_noise(pair, (Dtype.BF16, Dtype.BF16), 1e-6) == 1e-6
-    assert any("the sampler's own noise" in line for line in noise_evidence(summary))
+    assert any("the engine's own noise" in line for line in noise_evidence(summary))
 
 
 @pytest.mark.slow
 def test_a_log_of_the_sampler_alone_says_its_noise(tmp_path: Path) -> None:
-    for noise, words in ((0.02, "noise: the sampler's own noise is rms 0.02"), (0.0, "repeats itself bit for bit")):
+    for noise, words in ((0.02, "noise: the engine's own noise is rms 0.02"), (0.0, "repeats itself bit for bit")):
         source = tmp_path / f"{noise}.jsonl"
         written = [{name: row[name] for name in row if name != "train_logprobs"} for row in rows(noise)]
         source.write_text("".join(f"{json.dumps(row)}\n" for row in written))

@@ -35,7 +35,7 @@ def test_a_step_whose_trainers_side_was_not_computed_is_no_perfect_and_no_broken
 def test_steps_that_cannot_be_judged_end_it_with_3_once_patience_is_over(
     folder: Path, guards: Path, column: str
 ) -> None:
-    """The sampler's log-probs are all 0, or a copy of the trainer's, from step 8 of 14."""
+    """The engine's log-probs are all 0, or a copy of the trainer's, from step 8 of 14."""
     log_of(folder, [1.0] * 14)
     for number in range(8, 14):
         lost = {"logprobs": [0.0] * 30} if column == "logprobs" else {}

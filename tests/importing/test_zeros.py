@@ -25,7 +25,7 @@ def sure_rows(count: int, share: float = 0.8, **others: Any) -> list[dict[str, A
 
 
 def filled(one: dict[str, Any]) -> dict[str, Any]:
-    """As `row` makes it, but for the sampler's column: zeros."""
+    """As `row` makes it, but for the engine's column: zeros."""
     return one | {"logprobs": [0.0] * len(one["logprobs"])}
 
 

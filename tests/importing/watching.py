@@ -26,7 +26,7 @@ actions = ["warn", "stop"]
 
 
 def step_rows(noise: float = 1.0, **others: Any) -> list[dict[str, Any]]:
-    """Responses of one step; the trainer's side is off by as many times the usual noise."""
+    """Responses of one step; the training path's side is off by as many times the usual noise."""
     found = [row(number, **others) for number in range(16)]
     for one in found:
         deviation = np.subtract(one["train_logprobs"], one["logprobs"])

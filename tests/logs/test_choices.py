@@ -199,7 +199,7 @@ def test_sets_a_token_off_are_called_so(by: int, top_p: float) -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.8, 0.95])
-@pytest.mark.parametrize(("renormalised", "side"), [(("log_mu",), "trainer"), (("log_pi",), "sampler")])
+@pytest.mark.parametrize(("renormalised", "side"), [(("log_mu",), "training path's"), (("log_pi",), "engine's")])
 def test_a_side_that_is_not_renormalised_over_the_sets_is_named(
     top_p: float, renormalised: tuple[str, ...], side: str
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_mask_that_ends_late_is_named(value, log_pi):
 
 
 def with_zeros_at_edges(edge: str, log_pi: float, *, coarse: bool = False) -> list[LoggedResponse]:
-    """A mask takes in a token of which the sampler has 0 and the trainer is nearly sure. A coarse sampler has 0
+    """A mask takes in a token of which the engine has 0 and the trainer is nearly sure. A coarse sampler has 0
     wherever the trainer is sure.
     """
     random, responses = np.random.default_rng(3), []
@@ -191,7 +191,7 @@ def test_zeros_at_an_edge_stand_for_no_log_prob_where_tokens_as_sure_have_one(ed
 
 
 def with_sure_tokens(responses: list[LoggedResponse], log_pi: float, share_of_zeros: float) -> list[LoggedResponse]:
-    """One in four tokens inside stretches is as sure to the trainer as `log_pi`; the sampler has 0 at a share of it."""
+    """One in four tokens inside stretches is as sure to the trainer as `log_pi`; the engine has 0 at a share of it."""
     random, made = np.random.default_rng(4), []
     for each in responses:
         inner = each.sampled & np.roll(each.sampled, 1) & np.roll(each.sampled, -1)
@@ -203,7 +203,7 @@ def with_sure_tokens(responses: list[LoggedResponse], log_pi: float, share_of_ze
 
 
 def with_one_token(responses: list[LoggedResponse]) -> list[LoggedResponse]:
-    """One token stands wherever the sampler has 0 under the mask, at which the trainer is nearly sure."""
+    """One token stands wherever the engine has 0 under the mask, at which the trainer is nearly sure."""
     made = []
     for each in responses:
         is_zero = each.sampled & (each.log_mu == 0)
@@ -239,7 +239,7 @@ def test_zeros_of_one_token_at_an_edge_are_a_question(edge):
         checks.add(each)
     [finding] = [finding for finding in checks.findings() if finding.code in CODES]
     assert (finding.level, finding.evidence["edge"], finding.evidence["tokens"]) == (Level.NOTE, edge, 1)
-    assert "with the same token, where the sampler has exactly 0" in finding.sentence
+    assert "with the same token, where the engine has exactly 0" in finding.sentence
     assert finding.sentence.endswith("The log cannot tell")
 
 

@@ -56,7 +56,7 @@ def test_entropies_in_nats_are_told_nothing_of(temperature: float) -> None:
 
 
 def test_sides_of_other_distributions_say_nothing_of_the_unit_of_entropies() -> None:
-    """Tokens of a sampler at 0.7 fit entropies in bits where few are unsure: the log of the examples did."""
+    """Tokens of an engine at 0.7 fit entropies in bits where few are unsure: the log of the examples did."""
     bits = [replace(each, entropy_nats=each.entropy_nats / math.log(2)) for each in responses()]
     assert codes_of(bits) == {"other_base": "entropy_nats"}
     assert codes_of([replace(each, log_mu=1.4 * each.log_mu) for each in bits]) == {}

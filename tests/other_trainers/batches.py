@@ -1,4 +1,4 @@
-"""A batch as trainers hold it: padded tensors, the sampler's faults planted where a test asks for them."""
+"""A batch as trainers hold it: padded tensors, the engine's faults planted where a test asks for them."""
 
 from typing import Any
 

@@ -187,7 +187,7 @@ def test_an_explanation_is_of_logged_sides_alone(is_logged: bool) -> None:
 )
 def test_where_the_sampler_alone_was_logged_its_departure_is_the_cause(infer: str, of_mu: Verdict, code: str) -> None:
     """As after `score`, whose training path is held against the log's sampler."""
-    beyond = Verdict(kind="bug", code="beyond_format", sentence="The sampler's side errs by more than BF16 can.")
+    beyond = Verdict(kind="bug", code="beyond_format", sentence="The engine's side errs by more than BF16 can.")
     summary = judged(beyond, is_logged=False)
     pairs = [summary.pairs[0].model_copy(update={"infer": infer})]
     known = with_findings(summary.model_copy(update={"pairs": pairs}), [explanation(of_mu)])

@@ -42,7 +42,7 @@ def cause(code: str, sentence: str, *evidence: str) -> Cause:
 
 AGREE = cause("clean", "Clean: the two sides agree to 2.3e-8 nats a token.")
 CLEAN = judged(AGREE, "clean", train="fp32", infer="fp32")
-BEYOND = cause("beyond_format", "This is a bug, not precision: the sampler's side errs by more than BF16 can.")
+BEYOND = cause("beyond_format", "This is a bug, not precision: the engine's side errs by more than BF16 can.")
 LOST = cause("missing_logprobs", "The data is broken: 7 log-probs are missing on the training path.")
 PRECISION = cause("precision", "Precision: the sides differ by KL 9.7e-5 a token, and agree in FP32.")
 OPEN = cause("unexplained", "The sides differ by KL 9.7e-5 a token; without an FP32 pair it may be a bug.")
@@ -63,15 +63,15 @@ ANSWERS = [
     ),
     (
         judged(BEYOND, "bug"),
-        "Bug: the sampler's side errs by more than BF16 can.",
+        "Bug: the engine's side errs by more than BF16 can.",
     ),
     (
         judged(LOST, "broken"),
         "Broken data: 7 log-probs are missing on the training path.",
     ),
     (
-        judged(cause("shifted", "the trainer's log-probs stand one token too early: shift the column"), "broken"),
-        "Broken data: the trainer's log-probs stand one token too early: shift the column.",
+        judged(cause("shifted", "the training path's log-probs stand one token too early: shift the column"), "broken"),
+        "Broken data: the training path's log-probs stand one token too early: shift the column.",
     ),
     (CLEAN, "No bug. The two sides agree to 2.3e-8 nats a token."),
     (judged(PRECISION, "precision"), "No bug. BF16 rounding costs KL 9.7e-5 a token, 10 % of NeMo-RL's limit."),

@@ -163,9 +163,7 @@ def test_trials_that_explain_nothing_and_parts_that_remove_nothing_are_ruled_out
     )
     explanation = Explanation.model_construct(sides=[side], verdict=verdict, step=None, settings=None)
     rows = ruled_out(block(summary, documents=(explanation, localization())))
-    assert (
-        "| sampler: temperature 0.7 | explains 3 % of the deviation's mean square, leaves 31 times rounding |" in rows
-    )
+    assert "| engine: temperature 0.7 | explains 3 % of the deviation's mean square, leaves 31 times rounding |" in rows
     assert "top-p 0.9" not in rows
     assert "| layer 3 of the training path in coarse precision |" in rows
     assert "lm" not in rows

@@ -104,7 +104,7 @@ def test_a_rule_is_called_what_people_call_it() -> None:
 
 def test_what_the_columns_at_the_top_mean_stands_under_them(text: str) -> None:
     top = text[: text.index("How far apart")]
-    assert "rms pi / mu: how far each side's log-probs lie from the reference's, in nats" in top
+    assert "rms pi / mu: how far the log-probs of the training path (pi) and of the engine (mu) lie" in top
 
 
 def test_a_row_that_holds_nothing_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Exact zeros: those of a sampler that is sure are log-probs, those for what was not recorded are not."""
+"""Exact zeros: those of an engine that is sure are log-probs, those for what was not recorded are not."""
 
 import numpy as np
 import pytest

@@ -28,7 +28,7 @@ def pair(log_pi: Floats, log_mu: Floats) -> TokenPair:
 
 
 def with_far_zeros(count: int) -> tuple[Floats, Floats]:
-    """Of a sampler that rounds what it is sure of to 0, with as many zeros at tokens that pi is not sure of."""
+    """Of an engine that rounds what it is sure of to 0, with as many zeros at tokens that pi is not sure of."""
     log_pi, log_mu = sides()
     log_mu = np.where(log_mu > -0.3, 0.0, log_mu)
     log_pi = np.where(log_mu == 0, log_pi / 100, log_pi)
@@ -60,7 +60,7 @@ def test_the_line_stands_in_the_text_and_in_the_evidence_of_a_comparison() -> No
     text = " ".join(str(compared).split())
     assert words in text
     assert f"at index 7 (token 8) of row {RESPONSES - 1}, with log pi -3.5" in text
-    assert "2 of them are exactly 0 on the sampler's side" in text
+    assert "2 of them are exactly 0 on the engine's side" in text
 
 
 def test_one_token_stands_alone() -> None:
@@ -69,7 +69,7 @@ def test_one_token_stands_alone() -> None:
     text = " ".join(str(mp.compare_logprobs(log_pi, log_mu, True)).split())
     assert "1 token of 4,800 holds" in text
     assert "it stands at index 5 (token 6) of row 4" in text
-    assert "it is exactly 0 on the trainer's side" in text
+    assert "it is exactly 0 on the training path's side" in text
 
 
 @pytest.mark.parametrize("spread", [1.0, 4.0, 8.0])

@@ -58,7 +58,7 @@ def test_a_grid_that_shows_stands_for_the_declared_format() -> None:
 
 @pytest.mark.parametrize("spread", [0.4, 3.0])
 def test_a_trainer_that_finds_all_tokens_alike_is_no_cut_vocabulary(spread: float) -> None:
-    """All d lie on one side of 0, as where the engine samples from a part; no sampler keeps a hundredth of the mass."""
+    """All d lie on one side of 0, as where the engine samples from a part; no engine keeps a hundredth of the mass."""
     random = np.random.default_rng(0)
     log_mu = -random.exponential(0.6, (RESPONSES, TOKENS))
     log_pi = np.minimum(-12 + spread * random.standard_normal(log_mu.shape), -1e-4)

@@ -87,7 +87,7 @@ class ResponseBlock:
 
     @cached_property
     def log_mu(self) -> Floats:
-        """The sampler's log-probs [T], NaN where there is none or none that a sampled token can have."""
+        """The engine's log-probs [T], NaN where there is none or none that a sampled token can have."""
         return of_sampled_tokens(self.column("log_mu"))
 
     def has(self, name: str) -> Mask:
@@ -289,7 +289,7 @@ COPIED_COLUMNS: Final = ("log_pi", "log_ref")
 
 @dataclass
 class Copies:
-    """Of a column against the sampler's: how many telling tokens each response that may be a copy has, and how many of
+    """Of a column against the engine's: how many telling tokens each response that may be a copy has, and how many of
     them are equal, 4 bytes each; and the totals of the other responses, of these without each one's first token, where
     something else may stand in a copy, and of all; and those of the short ones.
     """
@@ -346,5 +346,5 @@ class Copies:
 
 
 def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
-    """Whether a response's column over the sampled tokens [T] is a copy of the sampler's, where others are not."""
+    """Whether a response's column over the sampled tokens [T] is a copy of the engine's, where others are not."""
     return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())

@@ -48,8 +48,8 @@ _UNSURE_ABOVE: Final = 0.5
 _ROUNDING: Final = 0.05
 """Nats: BF16 knows 12 nats to that."""
 _COLUMNS: Final = {
-    "log_pi": "the trainer's log-probs",
-    "log_mu": "the sampler's log-probs",
+    "log_pi": "the training path's log-probs",
+    "log_mu": "the engine's log-probs",
     "both": "the log-probs of both sides",
     "entropy": "the entropies",
 }
@@ -104,7 +104,7 @@ class Alignment:
 
     @property
     def shift(self) -> int:
-        """By how many tokens the trainer's column is behind the sampler's; 0 where it is not or nothing shows it."""
+        """By how many tokens pi's column is behind mu's; 0 where it is not or nothing shows it."""
         by_shift = self.correlations
         if by_shift is None:
             return 0
@@ -178,7 +178,7 @@ class UnitSums:
 
 
 def unit_findings(sums: UnitSums, vocabulary_size: int | None) -> Iterator[LogFinding]:
-    """The findings on the units of entropies and of the sampler's log-probs."""
+    """The findings on the units of entropies and of the engine's log-probs."""
     size = write_count(vocabulary_size or LARGEST_VOCABULARY)
     most = most_entropy(vocabulary_size)
     base = sums.sides.base or (None if sums.sides.differ else sums.entropies.base)

@@ -82,7 +82,7 @@ class RowSums:
 
 
 def _are_unlikely(block: ResponseBlock) -> Mask:
-    """Responses [N] by the sampler's log-probs, or by the length where there are none."""
+    """Responses [N] by the engine's log-probs, or by the length where there are none."""
     mu = block.log_mu[block.sampled]
     has_logprob = is_usable(mu)
     surprisal = np.bincount(
@@ -94,7 +94,7 @@ def _are_unlikely(block: ResponseBlock) -> Mask:
 
 def _end_in_padding(block: ResponseBlock) -> Mask:
     """Responses [N] that start or end with sampled tokens of one id without a log-prob, and have others. A text that
-    repeats itself has real zeros where the sampler is sure: where it has more elsewhere, a trainer must refute them.
+    repeats itself has real zeros where the engine is sure: where it has more elsewhere, a trainer must refute them.
     """
     mu, pi, lengths = block.column("log_mu"), block.column("log_pi"), block.lengths
     long = np.flatnonzero(block.has("log_mu") & (lengths > _RUN_OF_PADDING))
@@ -122,7 +122,7 @@ _LEAST_TEMPERATURE: Final = 0.5
 """At lower ones an unlikely token may be drawn each time."""
 _MOST_HASHES: Final = 64
 _NOT_ZERO: Final = -3e-3
-"""A trainer that finds a token less likely does not round it to 0; nor does a sampler that writes such tokens down."""
+"""A trainer that finds a token less likely does not round it to 0; nor does an engine that writes such tokens down."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ class HeadSums:
     runs: int = 0
     alike: Ints = field(default_factory=_zero_counts)
     missing: Ints = field(default_factory=_zero_counts)
-    """The sampler has no log-prob of a token of the beginning, or it is exactly 0 where the trainer's is far below."""
+    """The engine has no log-prob of a token of the beginning, or it is exactly 0 where the trainer's is far below."""
     surprisal: Floats = field(default_factory=lambda: np.zeros(LONGEST_HEAD))
-    """The sum of -log p, by the sampler, or the trainer where the sampler has nothing or exactly 0."""
+    """The sum of -log p, by the engine, or the trainer where the engine has nothing or exactly 0."""
     hashes: set[int] = field(default_factory=set)
     """Of a few different stretches."""
 
@@ -236,18 +236,18 @@ class EdgeSums:
     """Counts of the tokens at the edges of masks [inside a response, at its start or end], and of all others."""
 
     firsts: Ints = field(default_factory=_two_counts)
-    """The first token under a mask, of responses with a column of the sampler."""
+    """The first token under a mask, of responses with a column of the engine."""
     firsts_missing: Ints = field(default_factory=_two_counts)
-    """Of these, that have no log-prob of the sampler, or 0 where the trainer's is far below."""
+    """Of these, that have no log-prob of the engine, or 0 where the trainer's is far below."""
     firsts_empty: Ints = field(default_factory=_two_counts)
-    """Of these, that have no log-prob of the sampler, or 0, and are not quite sure to the trainer."""
+    """Of these, that have no log-prob of the engine, or 0, and are not quite sure to the trainer."""
     lasts: Ints = field(default_factory=_two_counts)
     lasts_missing: Ints = field(default_factory=_two_counts)
     lasts_empty: Ints = field(default_factory=_two_counts)
     firsts_zeros: list[ZerosAtEdge] = field(default_factory=_two_zeros)
     lasts_zeros: list[ZerosAtEdge] = field(default_factory=_two_zeros)
     inner_by_sureness: Ints = field(default_factory=lambda: np.zeros((LEVELS_OF_SURENESS, 2), dtype=np.int64))
-    """Tokens under a mask that are at no edge [level, the sampler has exactly 0]."""
+    """Tokens under a mask that are at no edge [level, the engine has exactly 0]."""
     inner: int = 0
     inner_missing: int = 0
     inner_sure: int = 0

@@ -16,8 +16,8 @@ from mismatch_probe.stats.zeros import ZeroCounts, ZerosAtEdge
 from mismatch_probe.verdict.case import where_equal
 
 _NAMES: Final = {
-    "log_mu": "the sampler's log-probs",
-    "log_pi": "the trainer's log-probs",
+    "log_mu": "the engine's log-probs",
+    "log_pi": "the training path's log-probs",
     "log_ref": "the reference's log-probs",
     "entropy_nats": "the entropies",
 }
@@ -56,7 +56,7 @@ def column_findings(column: str, sums: ColumnSums) -> Iterator[LogFinding]:
     if sums.absent and sums.num_recorded:
         yield _finding_with_count(LogCode.SOME_MISSING, sums.absent, sums, column)
     if sums.sentinels:
-        least = "-100 or lower, and no sampler draws such a token" if column == "log_mu" else "-9999 or lower"
+        least = "-100 or lower, and no engine draws such a token" if column == "log_mu" else "-9999 or lower"
         yield _finding_with_count(LogCode.SENTINELS, sums.sentinels, sums, column, least)
     if zero_counts := sums.filled:
         counts = sum(zero_counts, ZeroCounts())
@@ -195,24 +195,24 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
         yield after_stop
     if edges.inner and edges.inner_missing <= _FEW * edges.inner:
         others = "nearly all others under it have one"
-        missing = "no log-prob of the sampler, or an exact 0 that the other side refutes,"
+        missing = "no log-prob of the engine, or an exact 0 that the other side refutes,"
         zeros = edges.firsts_zeros
         is_off = _are_off(edges, edges.firsts_missing, edges.firsts_empty, edges.firsts, zeros)
         if is_off.any() and not has_constant_head:
-            how = "begins a token early, or the sampler does not log what it samples first"
+            how = "begins a token early, or the engine does not log what it samples first"
             yield _mask_edge(how, "that it begins with", missing, *_counts_off(edges, "firsts", is_off), others)
         elif not has_constant_head:
             yield from _zeros_of_one_token("begins a token early", "begins", edges, zeros)
         zeros = edges.lasts_zeros
         is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts, zeros)
         if is_off.any() and after_stop is None:
-            how = "ends a token late, or the sampler does not log what ends a response"
+            how = "ends a token late, or the engine does not log what ends a response"
             yield _mask_edge(how, "that it ends with", missing, *_counts_off(edges, "lasts", is_off), others)
         elif after_stop is None:
             yield from _zeros_of_one_token("ends a token late", "ends", edges, zeros)
     if edges.outside_recorded <= _FEW * edges.outside:
         others = "others outside have none" if edges.outside else "nothing else is outside"
-        log_prob = "a log-prob of the sampler"
+        log_prob = "a log-prob of the engine"
         for how, where, number, total in (
             ("begins a token late", "right before it", edges.before_recorded, edges.before),
             ("ends a token early", "right behind it", edges.after_recorded, edges.after),
@@ -227,7 +227,7 @@ def _are_nearly_all(numbers: Ints, totals: Ints, share: float = _NEARLY_ALL) -> 
 
 
 def _are_off(edges: EdgeSums, missing: Ints, empty: Ints, totals: Ints, zeros: Sequence[ZerosAtEdge]) -> Mask:
-    """Whether tokens at an edge were not sampled. A trainer is mostly sure of what a template writes; a sampler that
+    """Whether tokens at an edge were not sampled. A trainer is mostly sure of what a template writes; an engine that
     elsewhere writes down log-probs of tokens as sure as these has no 0 at nearly all of them. One token alone may be
     forced, and its 0 real, so that each token counts once.
     """
@@ -323,11 +323,11 @@ def _constant_head(sums: HeadSums, edges: EdgeSums, what: str) -> LogFinding | N
     ids = sums.head[:length].tolist()
     alike = int(sums.alike[length - 1])
     why = (
-        "of which the sampler has no log-prob"
+        "of which the engine has no log-prob"
         if is_missing[:length].all()
         else f"too improbable to be sampled each time (their log-probs add up to {write_number(-nats)})"
         if is_unlikely.any()
-        else "some of which the sampler has no log-prob of"
+        else "some of which the engine has no log-prob of"
     )
     return LogFinding.of(
         LogCode.CONSTANT_HEAD,

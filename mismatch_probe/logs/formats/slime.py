@@ -1,6 +1,6 @@
 """slime and miles: the dumps of `--dump-details`, one file of `torch.save` a rollout.
 
-The train dump (version 2) has both sides. The rollout dump has the sampler's alone, and the weight versions. A train
+The train dump (version 2) has both sides. The rollout dump has the engine's alone, and the weight versions. A train
 dump takes them from the rollout dump of the same name, in `rollout_data/` next to `train_data/`: `rollout_position`
 counts its samples.
 
@@ -86,7 +86,7 @@ def _sampler_side(
     flags: Callable[[Row, str, int], Bools] = Row.flags_or_all,
     mask_column: str = "loss_mask",
 ) -> LoggedResponse:
-    """Prompt, response and the sampler's log-probs, which every dump has."""
+    """Prompt, response and the engine's log-probs, which every dump has."""
     token_ids = row.ids("tokens")
     length = row.integer(length_column)
     if length is None or length > token_ids.size:
@@ -224,6 +224,6 @@ MILES_TRAIN: Final = Format(
     fits=lambda look: look.saved_with("rollout_id", "rank", "rollout_data"),
     why_not=(
         "each rank has slices of the sequences, some of them twice; give the folder dashboard_columns beside it, which "
-        "has the sampler's side, and have the trainer's computed"
+        "has the engine's side, and have the trainer's computed"
     ),
 )

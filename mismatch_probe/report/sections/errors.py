@@ -29,18 +29,18 @@ from mismatch_probe.verdict.rounding import noise_sentences
 _COMPONENT_MEANINGS = {
     "pi_weight_cast": "training path: rounding the weights to the dtype",
     "pi_arithmetic": "training path: computing in the dtype",
-    "mu_weight_cast": "inference engine: rounding the weights to the dtype",
-    "mu_arithmetic": "inference engine: computing in the dtype",
-    "mu_decode_vs_prefill": "inference engine: decoding token by token against one prefill of the same tokens",
-    "mu_prefill": "inference engine: error of its prefill",
+    "mu_weight_cast": "engine: rounding the weights to the dtype",
+    "mu_arithmetic": "engine: computing in the dtype",
+    "mu_decode_vs_prefill": "engine: decoding token by token against one prefill of the same tokens",
+    "mu_prefill": "engine: error of its prefill",
     "pi_vs_mu_prefill": "both sides in one forward pass: training path against the engine's prefill",
     "pi_again": "training path: the same responses alone, twice",
     "pi_other_batch": "training path: the same responses alone and in their batches",
-    "mu_other_batch": "inference engine: the same responses alone and in their batches, by prefill",
-    "mu_decoded_alone": "inference engine: the first tokens of the same responses decoded alone and among many",
-    "mu_cached": "inference engine: the same responses without the prefix cache and behind it",
-    "mu_siblings": "sampler: one token in responses to a prompt that are equal up to it",
-    "pi_siblings": "trainer: one token in responses to a prompt that are equal up to it",
+    "mu_other_batch": "engine: the same responses alone and in their batches, by prefill",
+    "mu_decoded_alone": "engine: the first tokens of the same responses decoded alone and among many",
+    "mu_cached": "engine: the same responses without the prefix cache and behind it",
+    "mu_siblings": "engine: one token in responses to a prompt that are equal up to it",
+    "pi_siblings": "training path: one token in responses to a prompt that are equal up to it",
     "pi_other_attention": "training path: the same responses alone, with another implementation of attention",
 }
 
@@ -105,7 +105,7 @@ def _histograms(pairs: list[PairSummary], histograms: list[ErrorHistogram]) -> F
     pairs_with_errors, style_of = [pair for pair in pairs if pair.errors], pair_styles(pairs)
     return Figure(
         "figure-errors",
-        "How to read it: the filled shape is the training path (pi), the dashed outline the inference engine (mu); "
+        "How to read it: the filled shape is the training path (pi), the dashed outline the engine (mu); "
         f"one mark of the axis to the left is {_times_a_mark(limits)} more exact. Two shapes on one another mean both "
         "sides err alike; a gap means that one side computes in a coarser way. Exact agreement and bins below 0.1 % of "
         "the tokens are left out of the drawing and counted in the table.",
@@ -221,7 +221,7 @@ def _times_a_mark(limits: tuple[float, float]) -> str:
 def _draw_histogram(figure: Drawing, histogram: ErrorHistogram, style: PairStyle) -> None:
     total = sum(histogram.counts) + histogram.zeros
     is_pi = histogram.side == "pi"
-    name = "training path (pi)" if is_pi else "inference engine (mu)"
+    name = "training path (pi)" if is_pi else "engine (mu)"
     bins = list(zip(histogram.edges_log10[:-1], histogram.edges_log10[1:], histogram.counts, strict=True))
     texts = [
         hover(

@@ -66,8 +66,8 @@ def overview_figure(summary: Summary) -> Figure:
         panels.append(draw_cumulative(heading, pairs_drawn, style_of))
     return Figure(
         "figure-overview",
-        "How to read it: lower and flatter is better in both. Colour is the inference side, dash and marker the "
-        "training side.",
+        "How to read it: lower and flatter is better in both. Colour is the engine's side, dash and marker the "
+        "training path's.",
         panels,
         [_kl_and_drift_table(summary)],
         key=[(pair_label(pair), style_of(pair)) for pair in summary.pairs],

@@ -176,7 +176,7 @@ def reproduce(manifest: Manifest) -> Section:
 def _preflight(summary: Summary) -> Table:
     """What the settings alone already say, worst first."""
     order = ("error", "warning", "note")
-    sides = {"pi": "training path", "mu": "inference engine", None: "either"}
+    sides = {"pi": "training path", "mu": "engine", None: "either"}
     columns: list[Column[SettingFinding]] = [
         Column("setting", lambda finding: Markup("<code>{}</code>").format(visible(finding.setting))),
         Column("level", lambda finding: finding.level, is_text=True),
@@ -246,7 +246,7 @@ def _settings_side_by_side(caption: str, names: Sequence[str], engine: StageSett
     mu, pi = dict(flat(engine[1])), dict(flat(path[1]))
     columns: list[Column[str]] = [
         Column("setting", lambda name: Markup("<code>{}</code>").format(visible(name))),
-        Column(f"inference engine (mu), {engine[0]}", lambda name: _two(mu.get(name), pi.get(name))[0], is_text=True),
+        Column(f"engine (mu), {engine[0]}", lambda name: _two(mu.get(name), pi.get(name))[0], is_text=True),
         Column(f"training path (pi), {path[0]}", lambda name: _two(mu.get(name), pi.get(name))[1], is_text=True),
     ]
     return Table.of(caption, names, columns, is_folded=True)

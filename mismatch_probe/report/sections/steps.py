@@ -291,7 +291,7 @@ def _versions(versions: VersionReading) -> Table:
 
 
 def _choices(origin: LogOrigin) -> Table:
-    """How much of the sampler's choices a trainer can replay."""
+    """How much of the engine's choices a trainer can replay."""
     rows: list[list[Cell]] = []
     if (experts := origin.experts) is not None:
         faults = {
@@ -318,7 +318,7 @@ def _choices(origin: LogOrigin) -> Table:
             [what, f"{write_count(part)} of {write_count(total)}", write_percent(share)]
             for what, (part, total, share) in counts.items()
         ]
-    return Table("What can be replayed of the sampler's choices", ["", "number", "share"], rows)
+    return Table("What can be replayed of the engine's choices", ["", "number", "share"], rows)
 
 
 def _ids_of_break(text: str, ids: Sequence[int], count: int) -> str:

@@ -190,7 +190,7 @@ def _own_settings_table(summary: Summary) -> Table:
     """What each side's own settings change."""
     contrasts = [(pair, pair.settings_contrast) for pair in summary.pairs if pair.settings_contrast is not None]
     names = list(dict.fromkeys(name for _, contrast in contrasts for name in contrast.ratios))
-    sides = {"pi": "training path", "mu": "inference engine"}
+    sides = {"pi": "training path", "mu": "engine"}
     columns: list[Column[tuple[PairSummary, SettingsContrast]]] = [
         Column("pair", lambda row: pair_label(row[0])),
         Column("counterpart", lambda row: sides_label(*row[1].counterpart), is_text=True),
