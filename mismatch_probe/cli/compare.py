@@ -86,10 +86,10 @@ def compare(
     with join_ranks() as torchrun:
         if torchrun is not None and torchrun.rank:
             return torchrun.follow()
+        options.announce("Reading settings, prompts and checkpoint")
         from mismatch_probe.children.servers import warm_up
 
         warm_up("training", "engine")
-        from mismatch_probe.cli.dry_run import dry_run_answer
         from mismatch_probe.cli.examinations import examine_run
         from mismatch_probe.cli.gate_answers import GatedCompare
         from mismatch_probe.cli.output import can_go_on, narration, print_json, print_outcome, results
@@ -124,6 +124,8 @@ def compare(
         examines = headroom and (earlier_run is None or Findings(path).headroom() is None)
         preparation = prepare(settings, with_rehearsal=dry_run)
         if dry_run:
+            from mismatch_probe.cli.dry_run import dry_run_answer
+
             names_done, seconds = done_stages(earlier_run), time.monotonic() - began
             plan = look_ahead(preparation, path.parent, names_done, seconds, with_headroom=examines)
             print_answer(dry_run_answer(plan), results(as_json=json_output))

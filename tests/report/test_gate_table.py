@@ -90,6 +90,16 @@ def test_the_checks_of_the_default_gate_fit_80_columns_with_one_line_each(answer
     assert ("would" in out.getvalue()) == (answer != "inconclusive")
 
 
+def test_checks_that_warn_and_block_break_no_word_at_80_columns() -> None:
+    [blocks] = default_checks("pass")
+    tiny = {"value": 1.3e-6, "run_value": 1.3e-6, "run_low": None, "low": 4e-7, "high": 4.3e-5, "limit": 1e-5}
+    warns = blocks.model_copy(update={"level": "warn", "answer": "inconclusive", "measured": "kl_k3", **tiny})
+    out = io.StringIO()
+    print_fitting(Console(file=out, width=80, force_terminal=True, color_system=None), checks_table([blocks, warns]))
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert {"abs_logprob_diff", "(inconclusive)", "bf16/bf16", "4.3e-5", "blocks"} <= set(out.getvalue().split())
+
+
 def test_a_limit_that_would_limit_nothing_is_no_advice_and_the_pair_of_a_log_has_one_name() -> None:
     share = CHECK.model_copy(update={"kind": "min", "limit": 0.5, "value": 0.31, "passing_limit": 6e-26})
     assert passing_text(share) == "no limit near"

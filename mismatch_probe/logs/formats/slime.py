@@ -224,6 +224,6 @@ MILES_TRAIN: Final = Format(
     fits=lambda look: look.saved_with("rollout_id", "rank", "rollout_data"),
     why_not=(
         "each rank has slices of the sequences, some of them twice; give the folder dashboard_columns beside it, which "
-        "has the engine's side, and have the trainer's computed"
+        "has the engine's side, and have the training path's computed"
     ),
 )
