@@ -58,7 +58,7 @@ def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab)
         assert tab.run(filled) == panels
         assert tab.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
         assert tab.run(
-            "[...document.querySelectorAll('h2, summary')].every((each) => "
+            "[...document.querySelectorAll('h2, [open] > summary')].every((each) => "
             "getComputedStyle(each).breakAfter === 'avoid')"
         )
     finally:
@@ -107,6 +107,14 @@ def test_paper_says_where_the_tables_are_that_its_captions_speak_of(on_paper: Ta
     assert contents
     assert all("folded in the file" in content for content in contents)
     assert on_paper.run(f"{closed}.every((each) => each.checkVisibility())")
+
+
+def test_a_figure_of_several_panels_can_stand_on_two_sheets(on_paper: Tab) -> None:
+    """Moved whole, it leaves half of a sheet empty; a panel is not cut."""
+    inside = "getComputedStyle(document.querySelector('{}')).breakInside"
+    assert on_paper.run(inside.format("#figure-length")) == "auto"
+    assert on_paper.run(inside.format("#figure-length .panel")) == "avoid"
+    assert on_paper.run(inside.format(".finding")) == "auto"
 
 
 BROKEN_FLAGS = """
