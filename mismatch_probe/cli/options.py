@@ -234,6 +234,11 @@ def _require_presence(model: str | None, values: Mapping[str, Any]) -> None:
     """
     if "RANK" in os.environ:
         return
+    if isinstance(model, str) and model.startswith((".", "/")) and not is_there(Path(model)):
+        from mismatch_probe.config.model import ModelSettings
+        from mismatch_probe.tasks import resolve_model
+
+        resolve_model(ModelSettings(path=model))
     run, source = values.get("run"), values.get("source")
     if isinstance(run, Path) and not is_there(run):
         from mismatch_probe.records.files import RunKind, require_kind
@@ -243,11 +248,6 @@ def _require_presence(model: str | None, values: Mapping[str, Any]) -> None:
         from mismatch_probe.logs.look import files_of
 
         files_of(source)
-    if isinstance(model, str) and model.startswith((".", "/")) and not is_there(Path(model)):
-        from mismatch_probe.config.model import ModelSettings
-        from mismatch_probe.tasks import resolve_model
-
-        resolve_model(ModelSettings(path=model))
 
 
 def announce(what: str) -> None:
