@@ -1,11 +1,11 @@
 """How numbers are written: the one place, so that sentences, the terminal and the page print identical strings.
 
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
-value is cut at the same place; each number has its own power of ten. A bound much smaller than that, or a value whose
-interval leaves zero out, gets the digits it needs not to read as zero. A number without an interval gets three
-significant digits, a whole one all of its own. An interval of 0 alone is none: where no sample shows a difference, how
-large a rare one is cannot be known, and the metric `differs` bounds how rare. Where an interval says nothing, words say
-why.
+value is cut at the same place; each number has its own power of ten. A bound much smaller than that gets the digits it
+needs not to read as zero, and a value whose interval leaves zero out has two significant digits at least: by one alone
+it would read as another number than it does elsewhere. A number without an interval gets three significant digits, a
+whole one all of its own. An interval of 0 alone is none: where no sample shows a difference, how large a rare one is
+cannot be known, and the metric `differs` bounds how rare. Where an interval says nothing, words say why.
 """
 
 import math
@@ -45,6 +45,11 @@ class WrittenNumber:
 
     def __str__(self) -> str:
         return f"{self.value} {self.interval}".strip()
+
+    @property
+    def bounds(self) -> str:
+        """`2.9e-4 to 3.8e-4`, or the words in place of an interval: for a sentence, and where no brackets stand."""
+        return self.interval.strip("[]()").replace(", ", " to ")
 
 
 def write_estimate(estimate: Estimate | None) -> WrittenNumber:
@@ -132,6 +137,11 @@ def write_share(part: float, total: float) -> str:
     if 0 < percent < 0.01:
         return "< 0.01 %"
     return f"{percent:.2g} %" if percent < 99 else f"{math.floor(percent * 100) / 100:g} %"
+
+
+def write_value(estimate: Estimate) -> str:
+    """Without its interval, which sets its digits where there is one."""
+    return write_number(estimate.value) if estimate.low is None else write_estimate(estimate).value
 
 
 def shown_number(estimate: Estimate) -> float:
@@ -248,8 +258,8 @@ def _write_with_interval(
     place = _last_place(estimate, fewest, most)
     if estimate.low is None or estimate.high is None:
         return WrittenNumber(write_at(estimate.value, place))
-    is_beside_zero = estimate.low <= 0 <= estimate.high
-    value = write_at(estimate.value, place if is_beside_zero else _place_of_bound(estimate.value, place))
+    needs_no_more = estimate.low <= 0 <= estimate.high or abs(estimate.value) < 10.0**place / 2
+    value = write_at(estimate.value, place if needs_no_more else min(place, _exponent(estimate.value) - fewest + 1))
     low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
     return WrittenNumber(value, f"[{low}, {high}]" if low != high else _words_within(estimate))
 

@@ -1,5 +1,6 @@
 """The filter between what a stranger wrote and a terminal or a CI log."""
 
+import re
 import unicodedata
 
 import pytest
@@ -65,6 +66,14 @@ def test_lines_of_a_width_break_at_blanks_alone_and_never_in_a_command(width: in
     units = [*SENTENCE.split(COMMAND)[0].replace("60 %", "60%").split(" ")[:-1], f"({COMMAND}),"]
     assert [unit for unit in units if not any(unit in line.replace("60 %", "60%") for line in lines)] == []
     assert [line for line in lines if columns_of(line) > width and (" " in line and COMMAND not in line)] == []
+
+
+@pytest.mark.parametrize("width", range(12, 60))
+def test_no_line_begins_with_a_number_that_ends_a_sentence_or_ends_between_a_number_and_its_unit(width: int) -> None:
+    text = "Bug: temperature 0.700, where the log declares 1. That is of 11 min and 7 % of 64 responses."
+    lines = lines_of_width(text, width)
+    assert " ".join(lines) == text
+    assert [line for line in lines if re.match(r"(1\.|0\.700|%|min|responses)", line)] == []
 
 
 def test_a_line_that_fits_keeps_its_blanks() -> None:

@@ -191,6 +191,8 @@ def _check_result(test: _Test, look: Look, settings: GateSettings) -> CheckResul
         tail_is_open=open_tail is not None,
         tokens_to_decide=None if open_tail is None else open_tail.tokens,
         run_value=measurement.run.value,
+        run_low=measurement.run.low,
+        run_high=measurement.run.high,
         baseline_value=None if measurement.baseline is None else measurement.baseline.value,
         comparison=measurement.comparison,
         num_sequences=measurement.run.num_sequences,

@@ -1,7 +1,7 @@
 """Checks are measured on the evidence of a run, once the run is known to be sound; and each has its sentence."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,7 +12,14 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.errors import BrokenRecord, UsageError
 from mismatch_probe.gate.claims import Bounds, Claim, absolute, regression
 from mismatch_probe.gate.config import Check, Slice
-from mismatch_probe.notation import bounds_nothing, round_outwards, write_change, write_many, write_number
+from mismatch_probe.notation import (
+    bounds_nothing,
+    round_outwards,
+    write_change,
+    write_estimate,
+    write_many,
+    write_value,
+)
 from mismatch_probe.records.answers import CheckAnswer, Look
 from mismatch_probe.records.files import go_on
 from mismatch_probe.records.manifest import Manifest
@@ -328,9 +335,9 @@ def _measured_sentence(measurement: CheckMeasurement) -> str:
     check = measurement.check
     what = f"{check.words} of {_pair_label(measurement.pair)}"
     if measurement.baseline is None:
-        return f"{what} is {write_number(measurement.claim.value)}"
-    baseline = f"the baseline's {write_number(measurement.baseline.value)}"
-    return f"{what} is {write_number(measurement.run.value)}, {write_change(measurement.claim.value)} than {baseline}"
+        return f"{what} is {write_value(measurement.run)}"
+    baseline = f"the baseline's {write_value(measurement.baseline)}"
+    return f"{what} is {write_value(measurement.run)}, {write_change(measurement.claim.value)} than {baseline}"
 
 
 def _range_text(measurement: CheckMeasurement, low: float | None, high: float | None) -> str:
@@ -338,7 +345,7 @@ def _range_text(measurement: CheckMeasurement, low: float | None, high: float | 
         return ""
     if measurement.baseline is not None:
         return f" (from {write_change(low)} to {write_change(high)})"
-    return f" (from {write_number(low)} to {write_number(high)})"
+    return f" (from {write_estimate(replace(measurement.run, low=low, high=high)).bounds})"
 
 
 def reason_to_wait(measurement: CheckMeasurement, open_tail: OpenTail | None, look: Look, prompts: Prompts) -> str:

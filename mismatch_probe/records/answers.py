@@ -14,7 +14,7 @@ from mismatch_probe.records.files import EVALUATION, read_regular_text
 from mismatch_probe.records.manifest import read_document, write_document
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Counts, OfSides, Record
-from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.results import LEVEL, Estimate
 
 APPLIED: Final = "effective settings"
 """The kind of a change of what both sides really applied; its name begins with the stage."""
@@ -230,6 +230,9 @@ class CheckResult(Record):
     passing_limit: float | None
     """The tightest limit that would pass; None where there are too few prompts for any to."""
     run_value: float
+    run_low: float | None = None
+    """Of `run_value`, at the level of the run's own intervals, which set its digits; None where it has none."""
+    run_high: float | None = None
     baseline_value: float | None
     comparison: Literal["paired", "two-sample"] | None
     num_sequences: int
@@ -248,6 +251,13 @@ class CheckResult(Record):
     """About how many tokens pass, were they like these."""
     by: Literal["token", "sequence"]
     source: str
+
+    @property
+    def run_metric(self) -> Estimate:
+        """The metric itself, with the interval that the run gives it."""
+        return Estimate(
+            self.run_value, self.run_low, self.run_high, LEVEL, self.num_sequences, self.num_tokens, self.by
+        )
 
     @property
     def is_untested(self) -> bool:

@@ -228,7 +228,7 @@ class WatchRecord(Record):
     contradictions: list[Contradiction] = []
     """Of metrics alone: numbers that cannot all be what their names say."""
     causes: list[str] = []
-    """Of metrics alone: what fits the shape of the curve, the likeliest first."""
+    """Of metrics alone: what fits the shape of the curve; what another metric speaks for comes first."""
     next_columns: list[NextColumn] = []
     """Of metrics alone: what to log next."""
     bounds: dict[str, str] = {}
@@ -270,7 +270,7 @@ class CurveReading(Record):
     curves: list[MetricCurve]
     contradictions: list[Contradiction] = []
     causes: list[str] = []
-    """What fits the shape, the likeliest first."""
+    """What fits the shape; what another metric speaks for comes first, what one speaks against comes last."""
     open_questions: list[str] = []
     """What metrics alone cannot answer."""
     next_columns: list[NextColumn] = []

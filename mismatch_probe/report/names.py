@@ -42,6 +42,19 @@ def visible(text: str) -> Markup:
     return Markup("".join(pieces))
 
 
+ON_ONE_LINE: Final = re.compile(
+    r"\d[\d.]*e-\d+|\d[\d.,]* %|[^\s<>&]{1,24} \d[\d.,]{0,9}\.(?!\S)|(?<![\w-])--[a-z][\w.-]{0,39}(?![\w.-])", re.ASCII
+)
+"""A number, a share, a word and the number at the end of its sentence, a flag."""
+
+
+def visible_sentence(text: str) -> Markup:
+    """As `visible`, and no line ends inside a number or a flag, as it would behind the hyphens of `7.1e-5` and
+    `--dtype`, or before `%`; nor does one begin with the `1.` that ends a sentence, which would read like an item.
+    """
+    return Markup(ON_ONE_LINE.sub(r'<span class="whole">\g<0></span>', str(visible(text))))
+
+
 SIGNS: Final[dict[str, str]] = {
     "clean": "✓",
     "precision": "≈",

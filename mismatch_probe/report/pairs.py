@@ -1,6 +1,7 @@
 """A run in a sentence and in one row a pair of sides, for the terminal and the page."""
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from typing import Final
 
 from markupsafe import Markup
@@ -18,6 +19,7 @@ from mismatch_probe.notation import (
     write_share,
     write_token_count,
     write_tokens,
+    write_value,
 )
 from mismatch_probe.records.examinations import Headroom
 from mismatch_probe.records.findings import Document
@@ -25,7 +27,7 @@ from mismatch_probe.records.summary import Contrast, Counts, PairSummary, Settin
 from mismatch_probe.report.names import pair_label
 from mismatch_probe.report.view import Badge, Cell, Column, Table
 from mismatch_probe.stats.catalogue import metric_words
-from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.results import Blame, Estimate
 from mismatch_probe.stats.tails import most_pareto_k
 from mismatch_probe.verdict.departures import conditioning_words
 from mismatch_probe.verdict.headline import foremost, grows, headline, measures_precision
@@ -34,6 +36,9 @@ from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.rounding import NOT_SHOWN, few_tokens_words, noise_sentences, where_the_error_is
 from mismatch_probe.verdict.settings import rounding_words, settings_answer, what_changes
 
+NOT_FITTED: Final = "not fitted, but from the KL alone"
+"""Of a length budget; the table of the length law, at LAW_ANCHOR of a page, says how."""
+LAW_ANCHOR: Final = "length-law"
 _OPEN: Final = "‡"
 _REFERENCE: Final = "ref."
 """In place of an error of 0: that side is the reference."""
@@ -129,10 +134,7 @@ def _budget_footnote(summary: Summary) -> str:
     if any(law.is_extrapolated for law in laws):
         notes.append(f"* extrapolated beyond the longest response measured, {longest} tokens")
     if any(law.budget_tokens is None for law in laws):
-        notes.append(
-            "† not fitted, but by the closed form ln(1 / ESS) / (2 KL); its interval reaches down to where errors that "
-            "are alike throughout a response would end it"
-        )
+        notes.append(f"† {NOT_FITTED}")
     return "; ".join(notes)
 
 
@@ -365,6 +367,13 @@ def weights_tail_words(pair: PairSummary) -> str | None:
     return f"{size}, above {limit}: their mean and ESS hang on the largest weights, which a sample may lack"
 
 
+def write_independent(blame: Blame) -> str:
+    """The rms of d if the two errors were independent, with the digits of the one that was measured."""
+    if blame.rms_if_independent is None:
+        return ABSENT
+    return write_value(replace(blame.rms_difference, value=blame.rms_if_independent))
+
+
 def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:
     blame = pair.blame
     if blame is None or blame.share_pi is None:
@@ -373,11 +382,11 @@ def _blame(pair: PairSummary) -> Iterator[tuple[str, str]]:
     if blame.rms_if_independent is None or blame.rms_error_pi is None or blame.rms_error_mu is None:
         return
     if min(blame.rms_error_pi.value, blame.rms_error_mu.value) > 0:
-        errors = f"{write_number(blame.rms_error_pi.value)}² + {write_number(blame.rms_error_mu.value)}²"
+        errors = f"{write_value(blame.rms_error_pi)}² + {write_value(blame.rms_error_mu)}²"
         correlation = blame.error_correlation
         between = "" if correlation is None else f"; the two errors correlate by {write_estimate(correlation)}"
         yield (
             "Independence",
-            f"two independent errors would make rms d √({errors}) = {write_number(blame.rms_if_independent)} nats; "
+            f"two independent errors would make rms d √({errors}) = {write_independent(blame)} nats; "
             f"measured is {write_estimate(blame.rms_difference)}{between}",
         )

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from mismatch_probe.inert import plain
 from mismatch_probe.notation import WrittenNumber
 from mismatch_probe.report.figures.canvas import theme
-from mismatch_probe.report.names import KEY_MARKERS, SIGNS, advice_parts, visible
+from mismatch_probe.report.names import KEY_MARKERS, ON_ONE_LINE, SIGNS, advice_parts, visible, visible_sentence
 from mismatch_probe.report.view import Answer, Badge, Block, Cell, Figure, Panel
 
 _OWN_SCRIPTS = ("unpack.js", "page.js", "responses.js")
@@ -110,8 +110,6 @@ def _digest(script: str) -> str:
 
 _NEGATIVE = re.compile(r"-\d[\d.,]*(e-?\d+)?", re.ASCII)
 """No line break may cut it behind its minus."""
-_WHOLE = re.compile(r"\d[\d.]*e-\d+|\d[\d.,]* %|(?<!\S)--[a-z][\w.-]*", re.ASCII)
-"""A number, a share, a flag."""
 _WORD = re.compile(r"([^ \n]+)")
 
 
@@ -166,12 +164,8 @@ def _inert(value: Any) -> Any:
 
 
 def _visible(text: str | Markup) -> Markup:
-    """No line ends inside a number, as it would after the hyphen of `7.1e-5`, or before its `%`; what is HTML already
-    stays as it is.
-    """
-    if isinstance(text, Markup):
-        return text
-    return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', str(visible(text))))
+    """What is HTML already stays as it is."""
+    return text if isinstance(text, Markup) else visible_sentence(text)
 
 
 def _advice_markup(text: str | Markup) -> Markup:
@@ -202,6 +196,6 @@ def _cell(cell: Cell) -> Markup:
     if isinstance(cell, WrittenNumber):
         interval = Markup(" <small>{}</small>").format(cell.interval) if cell.interval else ""
         return Markup("<b>{}</b>").format(cell.value) + interval
-    if isinstance(cell, str) and (_NEGATIVE.fullmatch(cell) or _WHOLE.fullmatch(cell)):
+    if isinstance(cell, str) and (_NEGATIVE.fullmatch(cell) or ON_ONE_LINE.fullmatch(cell)):
         return Markup("<b>{}</b>").format(cell)
     return _visible(cell)

@@ -128,10 +128,11 @@ def print_table(console: Console, table: Table, write: Write = in_full) -> None:
 
 
 def print_fitting(console: Console, table: Table) -> None:
-    """In the widest layout that fits the terminal: intervals behind numbers, or below them, or left out of the columns
-    that can lack them.
+    """In the widest layout that fits the terminal: titles on one line, or each word on its own; intervals behind
+    numbers, or below them, or left out of the columns that can lack them.
     """
-    layouts = [_drawn_whole(console, table, in_full), _drawn_whole(console, table, _line_below)]
+    narrow = replace(table, columns=[title.replace(" ", "\n") for title in table.columns])
+    layouts = [_drawn_whole(console, each, write) for write in (in_full, _line_below) for each in (table, narrow)]
     fitting = next((layout for layout in layouts if full_width(console, layout) <= console.width), None)
     if not console.is_terminal:
         show(console, layouts[0])

@@ -90,13 +90,22 @@ class Table:
 
     @classmethod
     def of(cls, caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], **how: Any) -> "Table":
-        """One row for each object; `how` are further fields of the table."""
+        """One row for each object; a column that is empty in every row is left out. `how` are further fields of the
+        table.
+        """
+        cells_by_row = [[column.cell(row) for column in columns] for row in rows]
+        numbers = [
+            number
+            for number in range(len(columns))
+            if not number or not cells_by_row or any(str(cells[number]) for cells in cells_by_row)
+        ]
+        shown_columns = [columns[number] for number in numbers]
         return cls(
             caption,
-            [column.title for column in columns],
-            [[column.cell(row) for column in columns] for row in rows],
-            frozenset(number for number, column in enumerate(columns) if column.is_text),
-            frozenset(number for number, column in enumerate(columns) if column.can_lack_interval),
+            [column.title for column in shown_columns],
+            [[cells[number] for number in numbers] for cells in cells_by_row],
+            frozenset(number for number, column in enumerate(shown_columns) if column.is_text),
+            frozenset(number for number, column in enumerate(shown_columns) if column.can_lack_interval),
             **how,
         )
 
@@ -277,7 +286,7 @@ class Answer:
     """That of the other pairs: a screen adds it, a page has it where each pair stands."""
     remarks: Sequence[str] = ()
     """On a page, under the table."""
-    footnote: str = ""
+    footnote: str | Markup = ""
     """How to read the table."""
     figure: Figure | None = None
     """On a page, at the end of the answer."""

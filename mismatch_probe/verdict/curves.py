@@ -278,8 +278,7 @@ def published_bands(metric: str, level: float) -> list[PublishedBand]:
 
 def _verdict(curve: MetricCurve, contradictions: Sequence[Contradiction]) -> Verdict:
     grave = [contradiction for contradiction in contradictions if is_grave(contradiction)]
-    evidence = [contradiction.sentence for contradiction in contradictions]
-    sentence = f"{curve_sentence(curve)}."
+    evidence, sentence = [contradiction.sentence for contradiction in contradictions], f"{curve_sentence(curve)}."
     if grave:
         more = f" So do {write_count(len(grave) - 1)} more." if len(grave) > 1 else ""
         sentence = f"Numbers of this log contradict each other: {grave[0].sentence}.{more} {sentence}"
@@ -296,8 +295,7 @@ def curve_sentence(curve: MetricCurve) -> str:
     """`KL (k3) grew 4.1-fold from step 12 (0.001) to step 30 (0.0041)`, and what is published of such a level."""
     words = f"{curve.words[0].upper()}{curve.words[1:]}"
     first, last = write_number(curve.first_level), write_number(curve.last_level)
-    where = _relation_to_bands(curve)
-    levels = f"; {where}" if where else ""
+    levels = f"; {where}" if (where := _relation_to_bands(curve)) else ""
     match curve.shape:
         case "growing" | "falling":
             fold = write_fold(_fold(curve))
@@ -326,19 +324,27 @@ def _fold(curve: MetricCurve) -> float:
 
 
 def _relation_to_bands(curve: MetricCurve) -> str:
-    """`above what is published of dense models, within that of mixtures of experts, above the limit of NeMo-RL`."""
+    """`above what is published of dense models and of mixtures of experts, 4.1 times the limit of NeMo-RL (0.001)`."""
     relations = {
         words: relation
         for kind, words in (("dense", "dense models"), ("mixture", "mixtures of experts"))
         if (relation := _relation_to([band.relation for band in curve.bands if band.kind == kind]))
     }
-    parts = []
-    for relation in dict.fromkeys(relations.values()):
-        kinds = " and of ".join(words for words in relations if relations[words] == relation)
-        parts.append(f"{relation} what is published of {kinds}")
-    limits = [band.words for band in curve.bands if band.kind == _LIMIT and band.relation != "within"]
-    parts += [f"beyond the {words}" for words in limits if words.startswith(("limit", "alert"))]
+    parts = [
+        f"{relation} what is published of {' and of '.join(kind for kind in relations if relations[kind] == relation)}"
+        for relation in dict.fromkeys(relations.values())
+    ]
+    limits = [band for band in curve.bands if band.kind == _LIMIT and band.relation != "within"]
+    parts += [_beyond(curve, band) for band in limits if band.words.startswith(("limit", "alert"))]
     return ", ".join(parts)
+
+
+def _beyond(curve: MetricCurve, band: PublishedBand) -> str:
+    """`4.1 times the limit of NeMo-RL (0.001)`; where agreement is at another number than 0, `above the limit`."""
+    bound = band.high if band.relation == "above" else band.low
+    times = curve.last_level / bound if bound and curve.metric not in _BEST else 0.0
+    how_far = f"{float(f'{times:.3g}'):,.15g} times" if times > 1 else band.relation
+    return f"{how_far} the {band.words} ({bound:g})"
 
 
 def _relation_to(relations: Sequence[str]) -> str:
@@ -353,14 +359,10 @@ def _fitting(curve: MetricCurve) -> str:
     if curve.shape in ("flat", "too_short"):
         if curve.last_level == _BEST.get(curve.metric, 0.0):
             return "zero"
-        dense = [band.relation for band in curve.bands if band.kind == "dense"]
-        limits = [band.relation for band in curve.bands if band.kind == "any"]
-        return "flat_high" if _are_all_above(dense or limits) else "flat"
+        dense = {band.relation for band in curve.bands if band.kind == "dense"}
+        limits = {band.relation for band in curve.bands if band.kind == _LIMIT}
+        return "flat_high" if (dense or limits) == {"above"} else "flat"
     return curve.shape
-
-
-def _are_all_above(relations: Sequence[str]) -> bool:
-    return bool(relations) and all(relation == "above" for relation in relations)
 
 
 def _causes(
@@ -372,8 +374,10 @@ def _causes(
     if fitting == "flat_high" and any(band.kind == "mixture" and band.relation == "within" for band in curve.bands):
         causes.insert(0, _data()["causes"]["mixture"][0])
     entropy = next((each for each in curves if each.metric == "entropy"), None)
-    if entropy is None or entropy.last_level < entropy.first_level:
+    if entropy is None:
         return causes
+    if entropy.last_level < entropy.first_level:
+        return [f"{cause} (the entropy that is logged fell)" if "entropy" in cause else cause for cause in causes]
     refuted = [cause for cause in causes if "entropy" in cause]
     others = [cause for cause in causes if cause not in refuted]
     return [*others, *(f"{cause} (the entropy that is logged did not fall)" for cause in refuted)]

@@ -203,6 +203,23 @@ def test_a_cause_that_lowers_the_entropy_comes_last_where_the_entropy_stays(tmp_
         causes = reading_of_metrics(log, metrics).causes
         assert "entropy falls" in causes[place]
         assert ("did not fall" in causes[place]) == (place == -1)
+        assert ("the entropy that is logged fell" in causes[place]) == (place == 0)
+
+
+def test_a_headline_beyond_a_limit_names_the_limit_and_how_many_times_it_that_is(tmp_path: Path) -> None:
+    log = lines_of(tmp_path / "metrics.jsonl", kl_k3=np.full(len(STEPS), 4.1e-3), entropy=np.linspace(2, 1, len(STEPS)))
+    metrics = read_metric_log(log)
+    assert metrics is not None
+    reading = reading_of_metrics(log, metrics)
+    assert "4.1 times the limit of NeMo-RL (0.001)" in reading.verdict.sentence
+    answer = curves_answer(reading)
+    assert "JSON lines with metrics of verl" in answer.facts
+    assert "likeliest" not in str(answer)
+    factor = tmp_path / "factor.jsonl"
+    factor.write_text("".join(f'{{"step": {step}, "train/token_mult_prob_error": 1.08}}\n' for step in STEPS))
+    metrics = read_metric_log(factor)
+    assert metrics is not None
+    assert "above the limit of NeMo-RL (1.05)" in reading_of_metrics(factor, metrics).verdict.sentence
 
 
 def test_three_columns_are_named_and_none_that_is_logged() -> None:

@@ -15,7 +15,8 @@ COLUMNS: list[Column[tuple[str, int]]] = [
     Column("name", lambda person: person[0]),
     Column("age", lambda person: WrittenNumber(str(person[1]), "[0, 99]"), can_lack_interval=True),
     *Column.each(["a", "r"], lambda letter: f"has {letter}", lambda letter, person: str(letter in person[0])),
-    Column("note", lambda _: "", is_text=True),
+    Column("empty", lambda _: ""),
+    Column("note", lambda person: "a sailor" if person[0] == "Grace" else "", is_text=True),
 ]
 TABLE = Table.of("People", PEOPLE, COLUMNS, is_stacked=True)
 ANSWER = Answer(
@@ -38,7 +39,7 @@ def shown(answer: Answer, *, terminal: bool = False) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_a_table_has_a_cell_of_each_column_for_each_object() -> None:
+def test_a_table_has_a_cell_of_each_column_for_each_object_and_no_column_without_one() -> None:
     assert TABLE.columns == ["name", "age", "has a", "has r", "note"]
     assert [row[0] for row in TABLE.rows] == ["Ada", "Grace"]
     assert [row[2:4] for row in TABLE.rows] == [["True", "False"], ["True", "True"]], (

@@ -327,6 +327,24 @@ def test_a_page_that_names_plotlys_server_asks_for_nothing_else(tab: Tab, tmp_pa
     assert set(hosts) <= {"cdn.plot.ly"}
 
 
+def test_the_contents_of_a_narrow_screen_scroll_without_a_bar_beside_the_button(
+    tab: Tab, without_drawings: str, tmp_path: Path
+) -> None:
+    shown(tab, without_drawings, tmp_path, 400)
+    contents, button, nav = (
+        tab.run(f"(({{left, right, top, bottom}}) => [left, right, top, bottom])({each}.getBoundingClientRect())")
+        for each in (
+            "document.querySelector('nav ol')",
+            "document.querySelector('.theme')",
+            "document.querySelector('nav')",
+        )
+    )
+    assert contents[1] <= button[0]
+    assert button[1] <= nav[1]
+    assert nav[2] + 4 < button[2] < button[3] < nav[3] - 4
+    assert tab.run("getComputedStyle(document.querySelector('nav ol')).scrollbarWidth") == "none"
+
+
 @pytest.mark.parametrize(("cell", "is_seen"), [("", False), ("1", True)])
 def test_an_empty_cell_has_no_line_on_a_narrow_screen(
     tab: Tab, without_drawings: str, tmp_path: Path, cell: str, is_seen: bool

@@ -1,9 +1,14 @@
 """In a real browser: a page on paper, and a page or a figure that cannot be drawn."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mismatch_probe.dtypes import Dtype
+from mismatch_probe.records.summary import SettingFinding
+from mismatch_probe.report.page import render_html
+from tests.report import samples
 from tests.report.browser import Tab, needs_browser, shown
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -62,6 +67,83 @@ def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab)
     assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
 
 
+@pytest.fixture
+def on_paper(unscrolled: Tab) -> Iterator[Tab]:
+    """The page as it is laid out for paper, in a window of another width."""
+    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
+    unscrolled.call("Emulation.setEmulatedMedia", media="print")
+    unscrolled.run("document.body.style.width = '696px'")
+    yield unscrolled
+    unscrolled.run("document.body.style.width = ''")
+    unscrolled.call("Emulation.setEmulatedMedia", media="")
+    unscrolled.run("dispatchEvent(new Event('afterprint'))")
+
+
+def test_the_words_of_all_printed_drawings_are_of_one_size(on_paper: Tab) -> None:
+    """Drawings of a whole row, of half of one and of a third."""
+    sizes = on_paper.run(
+        "[...document.querySelectorAll('.panel')].map((panel) => panel.querySelector('.xtick text')).filter(Boolean)"
+        ".map((tick) => [parseFloat(getComputedStyle(tick).fontSize), tick.getScreenCTM()])"
+        ".map(([size, {a, b}]) => size * Math.hypot(a, b))"
+    )
+    assert len(sizes) > 10
+    assert max(sizes) < 1.05 * min(sizes)
+
+
+def test_after_printing_a_drawing_is_as_wide_as_its_place_on_the_screen_again(unscrolled: Tab) -> None:
+    widths = "[...document.querySelectorAll('.plot:has(.main-svg)')].map((plot) => [plot.clientWidth, "
+    widths += "plot.querySelector('.main-svg').getBoundingClientRect().width])"
+    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
+    unscrolled.run("dispatchEvent(new Event('afterprint'))")
+    shown_widths = [pair for pair in unscrolled.run(widths) if pair[0]]
+    assert len(shown_widths) > 10
+    assert [pair for pair in shown_widths if abs(pair[0] - pair[1]) > 2] == []
+
+
+def test_paper_says_where_the_tables_are_that_its_captions_speak_of(on_paper: Tab) -> None:
+    """They are folded in the file, and would fill many sheets."""
+    closed = "[...document.querySelectorAll('figure details:not([open]) > summary')]"
+    contents = on_paper.run(f"{closed}.map((each) => getComputedStyle(each, '::after').content)")
+    assert contents
+    assert all("folded in the file" in content for content in contents)
+    assert on_paper.run(f"{closed}.every((each) => each.checkVisibility())")
+
+
+BROKEN_FLAGS = """
+(() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    for (const { 0: flag, index } of walker.currentNode.data.matchAll(/--[a-z][\\w.-]*/g)) {
+      const range = document.createRange();
+      range.setStart(walker.currentNode, index);
+      range.setEnd(walker.currentNode, index + flag.length);
+      if (new Set([...range.getClientRects()].map(({ top }) => top)).size > 1) found.push(flag);
+    }
+  }
+  return found;
+})()
+"""
+
+
+def test_no_line_of_a_printed_page_ends_inside_a_flag(tab: Tab, tmp_path: Path) -> None:
+    advice = "give " + " or ".join(f"--vllm.{'so-long-a-' * number}flag on" for number in range(4))
+    finding = SettingFinding(level="warning", side="mu", setting="dtype", what=f"mu was {advice}", advice=advice)
+    summary = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),)))
+    page = render_html(summary.model_copy(update={"preflight": [finding] * 3}), samples.manifest())
+    shown(tab, page, tmp_path)
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        for width in (640, 696, 720):
+            tab.run(f"document.body.style.width = '{width}px'")
+            assert tab.run(BROKEN_FLAGS) == []
+        assert tab.run("document.querySelector('#settings table').textContent").count("--vllm.so-long-a-flag") == 6
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+        tab.run("dispatchEvent(new Event('afterprint'))")
+
+
 PRINTS_AS_IT_OPENS = """
 addEventListener("DOMContentLoaded", () => {
   dispatchEvent(new Event("beforeprint"));
@@ -106,7 +188,8 @@ Object.defineProperty(window, "Plotly", {
   get: () => plotly,
   set: (given) => {
     const newPlot = (drawing, ...rest) => {
-      if (drawing.parentElement === document.querySelector(".plot")) throw new Error("planted");
+      const isPlanted = drawing.parentElement === document.querySelector(".plot");
+      if (isPlanted && !window.isFixed) throw new Error("planted");
       return given.newPlot(drawing, ...rest);
     };
     plotly = { ...given, newPlot };
@@ -129,6 +212,15 @@ def test_a_figure_that_cannot_be_drawn_says_so_and_the_others_are_drawn(
     assert tab.run("document.documentElement.dataset.figures") is None
     assert tab.console
     assert all("planted" in line for line in tab.console)
+    of_first = "document.querySelector('.panel').querySelector"
+    assert tab.run(f"!{of_first}('.scale').checkVisibility()"), "no button on what is not there"
+    assert tab.run("[...document.querySelectorAll('.scale')].filter((each) => each.checkVisibility()).length") > 2
+    tab.run("window.isFixed = true")
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert tab.run(f"{failed}.length") == 0
+    assert tab.run(f"{of_first}('.drawing').checkVisibility() && {of_first}('.scale').checkVisibility()")
+    assert tab.run(f"getComputedStyle({of_first}('.plot'), '::after').content") == "none"
 
 
 def test_without_javascript_the_page_says_why_there_are_no_figures(tab: Tab, drawn_page: str, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.answers import CheckResult
 from mismatch_probe.report.answers.gate import checks_table, pair_label, passing_text
 from mismatch_probe.report.markdown import escape, escaped_cell, markdown_table
-from mismatch_probe.report.screen import in_full, print_table
+from mismatch_probe.report.screen import in_full, print_fitting, print_table
 
 CHECK = CheckResult(
     metric="kl_k3",
@@ -57,6 +58,36 @@ def test_what_a_pair_is_called_makes_no_cell_of_its_own_in_markdown() -> None:
     unescaped = markdown_table(replace(checks_table(CHECKS), columns=["x"]), in_full)[3]
     assert unescaped.count("|") > cells[1]
     assert escape("a|b") in rows[1]
+
+
+def test_a_value_has_the_digits_that_its_interval_gives_it_everywhere() -> None:
+    """With one digit for the headline, 0.01, the two would seem to be two numbers."""
+    check = CHECK.model_copy(update={"run_value": 0.0127, "run_low": 4e-4, "run_high": 0.35, "value": 0.0127})
+    table = checks_table([check])
+    assert table.rows[0][table.columns.index("value")] == "0.013" == write_estimate(check.run_metric).value
+
+
+def default_checks(answer: str) -> list[CheckResult]:
+    """Of the gate file that `init` writes, and of a preset: one pair."""
+    passing_limit = None if answer == "inconclusive" else 0.00312
+    values = {"value": 0.002911, "run_value": 0.002911, "low": 0.002699, "high": 0.003119, "limit": 0.1}
+    interval = {"run_low": 0.002711, "run_high": 0.003112, "passing_limit": passing_limit}
+    names = {"metric": "abs_logprob_diff", "measured": "abs_logprob_diff", "answer": answer}
+    return [CHECK.model_copy(update=names | values | interval)]
+
+
+@pytest.mark.parametrize("answer", ["pass", "fail", "inconclusive"])
+def test_the_checks_of_the_default_gate_fit_80_columns_with_one_line_each(answer: str) -> None:
+    out = io.StringIO()
+    table = checks_table(default_checks(answer))
+    print_fitting(Console(file=out, width=80, force_terminal=True, color_system=None), table)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    [row] = [line for line in lines if "bf16/bf16" in line]
+    assert "abs_logprob_diff max 0.1 " in row
+    assert "0.0027 to 0.0031" in row
+    assert lines[-1] == row
+    assert ("would" in out.getvalue()) == (answer != "inconclusive")
 
 
 def test_a_limit_that_would_limit_nothing_is_no_advice_and_the_pair_of_a_log_has_one_name() -> None:

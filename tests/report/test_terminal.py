@@ -112,7 +112,7 @@ def test_a_budget_that_could_not_be_fitted_is_the_closed_form_and_says_so() -> N
     star = "*" if unfitted.is_extrapolated else ""
     assert f"{number.value}{star}† {number.interval}" in text
     assert number.interval != write_tokens(unfitted.budget_closed_form).interval
-    assert "† not fitted, but by the closed form" in text
+    assert "† not fitted, but from the KL alone" in text
     further = replace(unfitted, measured_up_to=10)
     text = printed(summary.model_copy(update={"pairs": [pair.model_copy(update={"length": further})]}))
     assert f"{number.value}*† {number.interval}" in text, "beyond the data, as a fitted one"
@@ -184,6 +184,7 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     first, second, both = map(float, independence.groups())
     assert both == pytest.approx(np.hypot(first, second), rel=0.01)
     assert (first, second) == pytest.approx((blame.rms_error_pi.value, blame.rms_error_mu.value), rel=0.01)
+    assert independence[1] == write_estimate(blame.rms_error_pi).value, "as the table has it"
     assert f"measured is {write_estimate(blame.rms_difference)}; the two errors correlate" in " ".join(before.split())
     assert "FP16  " not in before.partition("Who errs")[2]
     (tmp_path / "headroom.json").write_text(headroom().model_dump_json())

@@ -11,10 +11,12 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Counts, SettingFinding, Verdict
 from mismatch_probe.stats.metrics import pair_metrics
+from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.subsamples import routing_check
 from mismatch_probe.verdict.case import Case, IdsCheck
 from mismatch_probe.verdict.judge import judge
 from mismatch_probe.verdict.signatures.profile import Disagreement
+from tests.report import samples
 from tests.verdict.simulated import clean, disagreement, noisy, pair_of, with_logits, world
 
 
@@ -50,6 +52,20 @@ def with_exact(dtype: Dtype, *, seed: int = 0) -> Case:
     exact = clean(given)
     deviations = exact if dtype == "fp32" else replace(clean(given, dtype), formats_alone=True)
     return case(deviations, exact)
+
+
+def test_a_length_budget_and_its_wide_interval_are_read_once() -> None:
+    """`at most 90 [3, 2,400]` takes two readings."""
+    pair = samples.summary(((Dtype.BF16, Dtype.BF16),)).pairs[0]
+    assert pair.length is not None
+    wide = Estimate(90.0, 3.0, 2400.0, 0.95, 24, 1000, "token")
+    law = replace(pair.length, budget_tokens=wide, budget_tail_is_open=True, median_response=43.0, measured_up_to=64)
+    law = replace(law, longest_budget_is_extrapolated=True)
+    evidence = judge(replace(with_exact(Dtype.BF16), length=law)).evidence
+    assert (
+        "length budget at ESS 0.5: 90 tokens (95 % interval: 3 to 2,400), extrapolated beyond the 64 measured; tokens "
+        "too rare for this sample may make it shorter; median response 43"
+    ) in evidence
 
 
 def hot(dtype: Dtype) -> Disagreement:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from markupsafe import Markup, escape
+
 from mismatch_probe.causes.comparison import Code, words_in_short
 from mismatch_probe.causes.findings import LogCode
 from mismatch_probe.config.sides import Side
@@ -30,6 +32,8 @@ from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import PairSummary, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.names import advice_parts, pair_label
 from mismatch_probe.report.pairs import (
+    LAW_ANCHOR,
+    NOT_FITTED,
     budget,
     contrast_sentences,
     disagreement_sentences,
@@ -82,11 +86,17 @@ def compare_answer(summary: Summary, documents: Sequence[Document] = (), facts: 
         advice=summary.verdict.advice,
         further_advice=[advice for pair in pairs for advice in pair.verdict.advice],
         table=pairs_table(summary),
-        footnote="; ".join(note for note in notes if note) + ".",
+        footnote=_with_link_to_law("; ".join(note for note in notes if note) + "."),
         remarks=[*settings_sentences(summary), *left_out_sentences(summary), *disagreement_sentences(summary)],
         figure=None if pairs[0].verdict.kind == "broken" else overview_figure(summary),
         screen=_compare_screen(summary, documents),
     )
+
+
+def _with_link_to_law(footnote: str) -> Markup:
+    """What the dagger says leads to how such a budget is made."""
+    link = Markup('<a href="#{}">{}</a>').format(LAW_ANCHOR, NOT_FITTED)
+    return escape(footnote).replace(NOT_FITTED, link)
 
 
 def _compare_screen(summary: Summary, documents: Sequence[Document]) -> list[Table | Lines | Terms]:

@@ -39,6 +39,10 @@ _BADGES: Final = {
     "step_down": Badge("undecided", "steps down"),
 }
 _HANGS_ON: Final = ("entropy", "staleness", "staleness_max")
+_ORDER_OF_CAUSES: Final = (
+    "All fit the shape of the curve. Where another metric speaks for a cause or against it, the cause comes first or "
+    "last and says so; the others have no order."
+)
 _LINEAR: Final = ("prob_pearson", "token_mult_prob_error", "entropy", "staleness", "staleness_max")
 
 
@@ -59,7 +63,7 @@ def curves_answer(reading: CurveReading) -> Answer:
         headline=reading.verdict.sentence,
         badge=badge,
         facts=[
-            f"{reading.kind} of {join_names(reading.trainers)}",
+            f"{reading.kind} with metrics of {join_names(reading.trainers)}",
             f"{write_many(reading.num_steps, 'step')}, {reading.first_step} to {reading.last_step}",
             "metrics alone, no token",
         ],
@@ -74,7 +78,11 @@ def curves_answer(reading: CurveReading) -> Answer:
             _curves_table(reading.curves, "on the page, under Names and sources"),
             *_bands_on_screen(foremost),
             *(
-                [Lines(["Causes that fit"], "bold"), Lines([f"  {cause}" for cause in reading.causes], follows=True)]
+                [
+                    Lines(["Causes that fit"], "bold"),
+                    Lines([f"  {cause}" for cause in reading.causes], follows=True),
+                    Lines([_ORDER_OF_CAUSES], "dim", follows=True),
+                ]
                 if reading.causes
                 else []
             ),
@@ -184,7 +192,7 @@ def _sections(reading: CurveReading, bands: Sequence[tuple[MetricCurve, Publishe
             [_bands_table(bands)],
         )
     if reading.causes:
-        blocks = [Note("The likeliest first. A name in brackets is a cause in docs/causes.md.", reading.causes)]
+        blocks = [Note(f"{_ORDER_OF_CAUSES} A name in brackets is a cause in docs/causes.md.", reading.causes)]
         yield Section("causes", "Causes that fit", "", blocks)
     yield Section(
         "open_questions",

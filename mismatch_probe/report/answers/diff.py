@@ -264,8 +264,8 @@ def _changes_table(changes: Sequence[ChangeInStages], names: tuple[str, str]) ->
         Column(
             "of", lambda row: f"{row[0].kind} in {_stages_in_words(row[1])}" if row[1] else row[0].kind, is_text=True
         ),
-        Column(names[0], lambda row: visible(row[0].first), is_text=True),
-        Column(names[1], lambda row: visible(row[0].second), is_text=True),
+        Column(names[0], lambda row: row[0].first, is_text=True),
+        Column(names[1], lambda row: row[0].second, is_text=True),
     ]
     table = Table.of("What changed", changes, columns, is_stacked=True)
     return table if changes else replace(table, rows=[["nothing that the manifests record", "", "", ""]])

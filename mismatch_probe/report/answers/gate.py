@@ -15,9 +15,11 @@ from mismatch_probe.notation import (
     join_names,
     round_outwards,
     write_change,
+    write_estimate,
     write_fold,
     write_many,
     write_number,
+    write_value,
 )
 from mismatch_probe.records.answers import GROWTH, VERDICT, CheckResult, FloorEntry, GateResult, NoiseFloor
 from mismatch_probe.report.view import Answer, Badge, Block, Column, Command, Finding, Lines, Note, Section, Table
@@ -182,9 +184,11 @@ def _value_text(check: CheckResult) -> str:
         return _growth_text(check)
     if check.metric == VERDICT:
         return "bug" if check.value else "no bug"
-    if check.baseline_value is None or check.comparison is None:
+    if check.baseline_value is None:
+        return write_value(check.run_metric)
+    if check.comparison is None:
         return write_number(check.value)
-    return f"{write_number(check.run_value)} ({write_change(check.value)}, {check.comparison})"
+    return f"{write_value(check.run_metric)} ({write_change(check.value)}, {check.comparison})"
 
 
 def _growth_text(check: CheckResult) -> str:
@@ -198,7 +202,7 @@ def _bounds_text(check: CheckResult) -> str:
         return "none"
     if check.kind == "max_regression":
         return f"{check.low:+.1%} to {check.high:+.1%}"
-    return f"{write_number(check.low)} to {write_number(check.high)}"
+    return write_estimate(replace(check.run_metric, value=check.value, low=check.low, high=check.high)).bounds
 
 
 def passing_text(check: CheckResult) -> str:

@@ -21,6 +21,10 @@ WIDE: Final = 340
 SMALL: Final = 260
 """Height in pixels of a drawing that shares its row with one other, or with two."""
 
+_WORDS: Final = 12
+"""Size of the words of a drawing, in pixels."""
+_POWERS_ARE_LARGER: Final = 1.25
+"""How many times as large plotly writes ticks that are powers of ten."""
 _SYMBOLS: Final = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "": "circle"}
 
 
@@ -50,7 +54,7 @@ def theme() -> dict[str, Any]:
         "title": {"standoff": 8},
     }
     layout = {
-        "font": {"color": color("muted"), "size": 12, "family": "var(--sans)"},
+        "font": {"color": color("muted"), "size": _WORDS, "family": "var(--sans)"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 52, "r": 12, "t": 28, "b": 42},
@@ -260,11 +264,14 @@ def titles(figure: Drawing, x: str, y: str) -> None:
     figure.update_axis("y", title={"text": inert_text(y)})
 
 
-def logarithmic(figure: Drawing, axis: Axis, values: PlotValues = (), least_span: float = 1.0) -> None:
+def logarithmic(
+    figure: Drawing, axis: Axis, values: PlotValues = (), least_span: float = 1.0, *, is_count: bool = False
+) -> None:
     """Make `axis` logarithmic. Its range is that of those `values` that are positive, where they are given, so that a
     band that reaches over many powers of ten does not squeeze the curves; it spans a factor of `least_span` or more.
+    `is_count`: ticks are `10` and `10k` in place of powers of ten.
     """
-    figure.update_axis(axis, type="log")
+    figure.update_axis(axis, type="log", **({"exponentformat": "SI"} if is_count else {}))
     positive = [value for value in values if value is not None and value > 0 and math.isfinite(value)]
     if not positive:
         return
@@ -276,7 +283,8 @@ def logarithmic(figure: Drawing, axis: Axis, values: PlotValues = (), least_span
     decades = math.log10(high / low)
     figure.fit_axis(axis, [math.log10(low / room), math.log10(high * room)])
     if decades > _FEW_DECADES:
-        figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS))
+        font = {} if is_count else {"tickfont": {"size": _WORDS / _POWERS_ARE_LARGER}}
+        figure.update_axis(axis, dtick=math.ceil(decades / _MOST_TICKS), **font)
     elif decades > _MOST_OF_A_DECADE:
         figure.update_axis(axis, dtick=_TWO_AND_FIVE, tickformat="~g")
 

@@ -270,8 +270,8 @@ def _guards(result: AblationResult) -> Section:
         Column("guard", lambda row: visible(row[1].guard), is_text=True),
         Column("first step", lambda row: write_count(row[1].first_step)),
         Column("fired", lambda row: times(row[1].firings)),
-        Column("what it saw", lambda row: visible(row[1].sentence), is_text=True),
-        Column("what it asked for", lambda row: visible(actions_words(row[1].actions)), is_text=True),
+        Column("what it saw", lambda row: row[1].sentence, is_text=True),
+        Column("what it asked for", lambda row: actions_words(row[1].actions), is_text=True),
     ]
     blocks: list[Block] = [Note("No guard fired in any cell.")]
     if firings:
@@ -290,7 +290,7 @@ def _cells(result: AblationResult) -> Section:
         Column("passed at step", lambda cell: _step_cell(cell.pass_step)),
         Column("skipped", lambda cell: write_count(cell.skipped_updates)),
         Column("took", lambda cell: ABSENT if cell.seconds is None else write_seconds(cell.seconds)),
-        Column("why", lambda cell: ABSENT if cell.reason is None else visible(cell.reason), is_text=True),
+        Column("why", lambda cell: ABSENT if cell.reason is None else cell.reason, is_text=True),
     ]
     return Section(
         "cells",

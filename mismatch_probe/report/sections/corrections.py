@@ -202,8 +202,7 @@ def _correction_panel(heading: Heading, rules: Sequence[CorrectionResult], enoug
         limit_line(figure, enough)
         figure.update_axis("y", range=[0, _TOP])
         words_inside(figure, write_percent(enough), 0.995, enough / _TOP, right=True)
-        logarithmic(figure, "x", [bin_.num_tokens for rule in rules for bin_ in rule.by_length])
-        figure.update_axis("x", exponentformat="SI")
+        logarithmic(figure, "x", [bin_.num_tokens for rule in rules for bin_ in rule.by_length], is_count=True)
 
     return panel(heading, on, SMALL)
 

@@ -8,6 +8,7 @@ from mismatch_probe.notation import ABSENT, write_count, write_estimate, write_n
 from mismatch_probe.records.summary import PairSummary, Summary
 from mismatch_probe.report.figures.canvas import SMALL, color, hover, panel, power_of_ten, titles
 from mismatch_probe.report.names import DETAILED_PAIRS, PairStyle, pair_key, pair_label, pair_styles
+from mismatch_probe.report.pairs import write_independent
 from mismatch_probe.report.view import (
     Block,
     Cell,
@@ -152,7 +153,7 @@ def _table_of_errors(blames: Blamed) -> Table:
         ("rms of e_mu", lambda blame: write_estimate(blame.rms_error_mu)),
         ("correlation of the two", lambda blame: write_estimate(blame.error_correlation)),
         ("rms of d", lambda blame: write_estimate(blame.rms_difference)),
-        ("rms of d if they were independent", lambda blame: write_number(blame.rms_if_independent)),
+        ("rms of d if they were independent", write_independent),
         ("pi's share of the mean squared error", lambda blame: write_estimate(blame.share_pi)),
     ]
     columns: list[Column[tuple[str, Callable[[Blame], Cell]]]] = [

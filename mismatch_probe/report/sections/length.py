@@ -32,7 +32,7 @@ from mismatch_probe.report.figures.canvas import (
     words_inside,
 )
 from mismatch_probe.report.names import DETAILED_PAIRS, MORE_PAIRS_NOTE, PairStyle, StyleOf, pair_label, pair_styles
-from mismatch_probe.report.pairs import budget
+from mismatch_probe.report.pairs import LAW_ANCHOR, budget
 from mismatch_probe.report.view import (
     Block,
     Cell,
@@ -173,6 +173,7 @@ def _law(pairs: Shown) -> Table:
         "Where the two differ, T* is the "
         "budget, since it rests on the spread of S that was measured.",
         is_stacked=True,
+        anchor=LAW_ANCHOR,
     )
     return with_values(table)
 
@@ -325,8 +326,7 @@ def _draw_curve_with_interval(figure: Drawing, name: str, bins: Sequence[CurveBi
 
 
 def _token_axis(figure: Drawing, tokens: Sequence[float]) -> None:
-    logarithmic(figure, "x", tokens)
-    figure.update_axis("x", exponentformat="SI")
+    logarithmic(figure, "x", tokens, is_count=True)
 
 
 def _mark_points(figure: Drawing, name: str, points: Sequence[AtLength], style: PairStyle) -> None:

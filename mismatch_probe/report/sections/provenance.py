@@ -13,7 +13,7 @@ from mismatch_probe.reading import flat
 from mismatch_probe.records.manifest import Manifest, StageRecord
 from mismatch_probe.records.summary import PairSummary, SettingFinding, Summary
 from mismatch_probe.records.training_run import TrainingManifest
-from mismatch_probe.report.names import pair_label, visible
+from mismatch_probe.report.names import pair_label, visible, visible_sentence
 from mismatch_probe.report.view import Block, Cell, Column, Command, Note, Section, Table
 
 _NOT_KNOWN = "is not known"
@@ -28,7 +28,7 @@ def server_tables(manifest: Manifest) -> list[Table]:
         if side.engine is not None and side.engine.is_remote and isinstance(probes, dict):
             columns: list[Column[tuple[str, str]]] = [
                 Column("asked", lambda row: row[0]),
-                Column("answer", lambda row: visible(row[1]), is_text=True),
+                Column("answer", lambda row: visible_sentence(row[1]), is_text=True),
             ]
             caption = f"{side.name}: what the server was found to do"
             reading = "Asked of it before the first response, with a few tiny requests."
@@ -181,8 +181,8 @@ def _preflight(summary: Summary) -> Table:
         Column("setting", lambda finding: Markup("<code>{}</code>").format(visible(finding.setting))),
         Column("level", lambda finding: finding.level, is_text=True),
         Column("side to fix", lambda finding: sides[finding.side], is_text=True),
-        Column("what differs", lambda finding: visible(finding.what), is_text=True),
-        Column("advice", lambda finding: visible(finding.advice), is_text=True),
+        Column("what differs", lambda finding: finding.what, is_text=True),
+        Column("advice", lambda finding: finding.advice, is_text=True),
         Column("cause it would produce", lambda finding: finding.code or "", is_text=True),
     ]
     findings = sorted(summary.preflight, key=lambda finding: order.index(finding.level))
@@ -268,7 +268,7 @@ def _stages(manifest: Manifest) -> Table:
         Column("batches", lambda row: f"{write_count(row[1].batches_done)} of {write_count(row[1].batches)}"),
         Column("tokens", lambda row: write_count(row[1].tokens)),
         Column("time", lambda row: write_seconds(row[1].seconds)),
-        Column("note", lambda row: visible(row[1].note), is_text=True),
+        Column("note", lambda row: row[1].note, is_text=True),
     ]
     return Table.of("Stages", manifest.stages.items(), columns, is_folded=True)
 
@@ -283,4 +283,4 @@ def key_values(caption: str, values: Mapping[str, Any], *, is_folded: bool = Fal
 
 def _setting_markup(value: object) -> Markup:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return visible(cut_text(text, _VALUE_CHARACTERS, keep="start"))
+    return visible_sentence(cut_text(text, _VALUE_CHARACTERS, keep="start"))

@@ -242,7 +242,7 @@ def _notes(origin: LogOrigin) -> Table:
     columns: list[Column[LogNote]] = [
         Column("what", lambda note: note.code.replace("_", " ")),
         Column("level", lambda note: note.level, is_text=True),
-        Column("in words", lambda note: visible(note.sentence), is_text=True),
+        Column("in words", lambda note: note.sentence, is_text=True),
     ]
     notes = sorted(origin.notes, key=lambda note: _ORDER.index(note.level))
     return Table.of("What was seen before any number was computed", notes, columns, is_stacked=True)

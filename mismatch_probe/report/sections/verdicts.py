@@ -18,7 +18,7 @@ from mismatch_probe.report.names import (
     metric_aggregate,
     pair_key,
     pair_label,
-    visible,
+    visible_sentence,
     where_to_look,
 )
 from mismatch_probe.report.pairs import level, size_sentence
@@ -143,7 +143,7 @@ def _advice_left(advice: Sequence[str], advice_above: Sequence[str]) -> list[str
 def _other(cause: Cause) -> Markup:
     evidence = [f"Evidence: {'; '.join(cause.evidence)}."] if cause.evidence else []
     return Markup("<code>{}</code>: {}").format(
-        cause.code, visible(" ".join([cause.sentence, *evidence, *cause.advice]))
+        cause.code, visible_sentence(" ".join([cause.sentence, *evidence, *cause.advice]))
     )
 
 
@@ -195,7 +195,7 @@ def _own_settings_table(summary: Summary) -> Table:
         Column("pair", lambda row: pair_label(row[0])),
         Column("counterpart", lambda row: sides_label(*row[1].counterpart), is_text=True),
         Column("side", lambda row: sides[row[1].side], is_text=True),
-        Column("what is set otherwise", lambda row: visible(", ".join(row[1].settings)), is_text=True),
+        Column("what is set otherwise", lambda row: ", ".join(row[1].settings), is_text=True),
         *Column.each(names, lambda name: f"{name}, times", lambda name, row: write_estimate(row[1].ratios.get(name))),
         Column("rounding", lambda row: _rounding(row[1]), is_text=True),
     ]

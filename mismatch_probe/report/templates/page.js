@@ -45,8 +45,25 @@
     return value;
   }
 
+  // For paper each drawing is drawn for its place there, and all are made smaller by one factor, so that their words are
+  // of one size. The browser lays the page out for paper too late for that, so its rules for paper hold for a moment.
+  const PAPER = 696; // pixels of an A4 sheet between its margins
+  const FACTOR = 0.75;
+  let sizesOnPaper;
+  function measureOnPaper() {
+    const rules = [...document.styleSheets].flatMap(({ cssRules }) => [...cssRules]);
+    const ofPaper = rules.filter(({ media }) => media?.mediaText === "print");
+    for (const { media } of ofPaper) media.mediaText = "all";
+    document.body.style.width = `${PAPER}px`;
+    const places = plots.map((plot) => [plot, plot.getBoundingClientRect().width / FACTOR]).filter(([, width]) => width);
+    sizesOnPaper = new Map(places.map(([plot, width]) => [plot, { width, height: parseFloat(plot.style.height) }]));
+    document.body.style.width = "";
+    for (const { media } of ofPaper) media.mediaText = "print";
+  }
+
   function draw(plot) {
     const { data, layout } = themed(drawings.figures[plot.parentElement.id]);
+    Object.assign(layout, sizesOnPaper?.get(plot));
     layout.template = themed(drawings.theme);
     layout.dragmode = isTouched ? false : "zoom";
     const isHidden = ({ legendgroup, name }) => hidden.has(legendgroup ?? name);
@@ -61,15 +78,16 @@
     }
     if (linear.has(plot)) {
       for (const axis of [layout.xaxis, layout.yaxis]) {
-        if (axis?.type === "log") Object.assign(axis, { type: "linear", ...FITTED_ANEW });
+        if (axis?.type === "log") Object.assign(axis, { type: "linear", tickfont: {}, ...FITTED_ANEW });
       }
     }
     const drawing = plot.querySelector(".drawing") ?? plot.appendChild(newDrawing());
-    // Other axes make a new drawing, so that a double click leads back to them.
+    // Other axes make a new drawing, so that a double click leads back to them; so does a size that is given or not.
     const axes = `${isInPart ? "of some" : "of all"}, ${linear.has(plot) ? "linear" : "as drawn"}`;
-    const isNew = plot.dataset.drawn !== axes;
+    const how = sizesOnPaper ? `${axes}, on paper` : axes;
+    const isNew = plot.dataset.drawn !== how;
     window.Plotly[isNew ? "newPlot" : "react"](drawing, data, layout, CONFIG);
-    plot.dataset.drawn = axes;
+    plot.dataset.drawn = how;
     oneStop([...drawing.querySelectorAll(".modebar-btn")]);
     if (isNew) drawing.on("plotly_click", ({ points }) => follow(points[0].customdata));
   }
@@ -151,17 +169,18 @@
     root.dataset.printed = root.dataset.theme ?? "";
     root.dataset.theme = "light";
     for (const fold of document.querySelectorAll(".whole, .finding")) fold.open = true;
+    measureOnPaper();
     drawAll(plots);
-    // A drawing is as wide as its place on the screen; on paper it is scaled to its place there.
-    for (const container of document.querySelectorAll(".svg-container")) {
-      const { width, height } = container.getBoundingClientRect();
-      container.style.aspectRatio = `${width} / ${height}`;
-      for (const svg of container.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    for (const [plot, { width, height }] of sizesOnPaper) {
+      const container = plot.querySelector(".svg-container");
+      if (container) container.style.aspectRatio = `${width} / ${height}`;
+      for (const svg of plot.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     }
   });
   addEventListener("afterprint", () => {
     document.querySelectorAll(".svg-container").forEach((container) => (container.style.aspectRatio = ""));
     document.querySelectorAll(".main-svg").forEach((svg) => svg.removeAttribute("viewBox"));
+    sizesOnPaper = undefined;
     setTheme(root.dataset.printed);
     delete root.dataset.printed;
   });

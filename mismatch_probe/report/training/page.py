@@ -118,7 +118,9 @@ def _compared_settings(course: Course) -> Iterator[tuple[str, Any]]:
 
 
 def _setting_cell(value: object) -> Cell:
-    return ABSENT if value is None else visible(value if isinstance(value, str) else json.dumps(value))
+    if value is None:
+        return ABSENT
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def provenance(courses: Sequence[Course]) -> Section:
@@ -219,8 +221,8 @@ def _firings(course: Course) -> Table:
     columns: list[Column[Firing]] = [
         Column("step", lambda firing: write_count(firing.step)),
         Column("guard", lambda firing: Markup("<code>{}</code>").format(visible(firing.guard)), is_text=True),
-        Column("what it saw", lambda firing: visible(firing.sentence), is_text=True),
-        Column("what it asked for", lambda firing: visible(actions_words(firing.actions)), is_text=True),
+        Column("what it saw", lambda firing: firing.sentence, is_text=True),
+        Column("what it asked for", lambda firing: actions_words(firing.actions), is_text=True),
     ]
     caption = f"{course.label}: guards fired {times(len(course.firings))}"
     return Table.of(caption, course.firings[:_MOST_FIRINGS], columns, is_stacked=True)
