@@ -128,14 +128,15 @@ def warm_process(
     *words: object,
     folder: Path,
     errors: Path,
+    output: Path = Path(os.devnull),
     environment: Mapping[str, str] | None = None,
     every_core: bool = False,
 ) -> Iterator["WarmProcess"]:
-    """The process beside the body, in that folder, its errors added to a file.
+    """The process beside the body, in that folder, its errors and its output added to files.
 
     It is ended with the body; what it starts is left to itself.
     """
-    streams = (Path(os.devnull), errors)
+    streams = (output, errors)
     with process_of(_job((module, *words), environment or {}, folder, streams, None, every_core=every_core)) as job:
         yield WarmProcess(job)
 

@@ -1,7 +1,8 @@
 """What a command prints and writes: the result for people, one JSON document, files that flags name, and where an
-examination files what it found.
+examination files its document.
 
-meanwhile is on stderr, and with --json the result as people read it too.
+What is printed meanwhile is on stderr, and with --json the result that people read is too. Every command imports this
+file, so what a few of them need is imported where it is used.
 """
 
 import os
@@ -18,10 +19,6 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mismatch_probe.cli.process import for_people, output_is_open
-from mismatch_probe.cli.progress import progress_listener
-from mismatch_probe.compare.cost.forecast import run_clock
-from mismatch_probe.compare.derived_runs import open_rescoring, rescore
-from mismatch_probe.compare.preparation import Preparation
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.resuming import code_flags, resumed_settings
 from mismatch_probe.dtypes import Dtype
@@ -40,11 +37,8 @@ from mismatch_probe.reading import is_there
 from mismatch_probe.records.examinations import Audit, Headroom
 from mismatch_probe.records.files import kind_of, open_to_append, storage_errors
 from mismatch_probe.records.findings import Findings, Localization, require_absent
-from mismatch_probe.records.legs import read_prompts
 from mismatch_probe.records.manifest import Manifest
 from mismatch_probe.records.run_directory import RunDirectory
-from mismatch_probe.records.tables import prompts_of
-from mismatch_probe.report.page import answer_on_screen, full_summary, write_findings_report, write_report
 from mismatch_probe.report.screen import print_answer, print_command, print_line
 
 
@@ -222,6 +216,9 @@ def rescore_run(
         MismatchProbeError: it cannot be made; what was computed stays.
         KeyboardInterrupt: passed on after saying how to continue.
     """
+    from mismatch_probe.compare.derived_runs import open_rescoring
+    from mismatch_probe.report.page import write_report
+
     console = narration()
     run = open_rescoring(out, responses, settings_of, trust_remote_code=trust_remote_code)
     rescore_with_progress(run, console)
@@ -236,6 +233,13 @@ def rescore_with_progress(run: RunDirectory, console: Console) -> None:
         MismatchProbeError: it cannot be done; what was computed stays.
         KeyboardInterrupt: passed on after saying how to continue.
     """
+    from mismatch_probe.cli.progress import progress_listener
+    from mismatch_probe.compare.cost.forecast import run_clock
+    from mismatch_probe.compare.derived_runs import rescore
+    from mismatch_probe.compare.preparation import Preparation
+    from mismatch_probe.records.legs import read_prompts
+    from mismatch_probe.records.tables import prompts_of
+
     try:
         manifest = run.read_manifest()
         prompts = prompts_of(read_prompts(run, manifest.run_key))
@@ -248,6 +252,8 @@ def rescore_with_progress(run: RunDirectory, console: Console) -> None:
 
 
 def show_run(run: RunDirectory, *, json_output: bool) -> ExitCode:
+    from mismatch_probe.report.page import answer_on_screen, full_summary, write_report
+
     path, summary, console = write_report(run), full_summary(run), results(as_json=json_output)
     print_answer(answer_on_screen(summary, run.path), console)
     print_outcome(console, path, summary, as_json=json_output)
@@ -348,6 +354,8 @@ class Filing:
             RunDirectoryError: there is such a document, or another process keeps writing the run.
             StorageError: the disk refused.
         """
+        from mismatch_probe.report.page import write_findings_report, write_report
+
         if self.folder is None:
             return None
         findings = Findings(self.folder)

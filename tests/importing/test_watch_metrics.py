@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,10 +20,12 @@ from mismatch_probe.importing.metrics import MetricWatch, names_to_follow
 from mismatch_probe.importing.watching import JudgedStep
 from mismatch_probe.logs.metric_files import read_metric_log
 from mismatch_probe.records.lines import WatchRecord
-from tests.importing.watching import watched
+from tests.command_line import probe
+from tests.importing.watching import Watching, watch_beside, watched
 
 DATA = Path(__file__).parents[1] / "logs" / "metric_data"
 NAMES = names_to_follow(DEFAULT_GUARDS)
+OFTEN = ("--every", 0.1)
 _NUMBER = r"[\d.]+(?:e-?\d+)?"
 
 
@@ -148,36 +148,23 @@ def test_a_collapse_in_a_file_that_grows_is_caught_while_it_grows(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def watches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Watching]]:
     """A watch of each clean file, while all of them grow: each ends seven seconds after its last step. The last tests
     of this file ask how, and the first one with a wait of its own begins them, so that they wait beside it.
     """
     folder = tmp_path_factory.mktemp("clean")
     rests = {folder / name: changed(name, change) for name, change in CLEAN.items()}
-    processes = {}
-    try:
+    with ExitStack() as stack:
+        watches = {}
         for path, content in rests.items():
             path.write_bytes(content[:100])
-            processes[path.name] = started(path, "--idle", 7)
+            watches[path.name] = stack.enter_context(watch_beside(path, *OFTEN, "--idle", 7))
         for start in range(100, max(map(len, rests.values())), 1500):
             for path, content in rests.items():
                 with path.open("ab") as file:
                     file.write(content[start : start + 1500])
             time.sleep(0.1)
-        yield processes
-    finally:
-        for process in processes.values():
-            process.kill()
-            for stream in filter(None, (process.stdout, process.stderr)):
-                stream.close()
-            process.wait()
-
-
-def started(path: Path, *words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mismatch_probe", "watch", str(path), "--every", "0.1", "--json"]
-    return subprocess.Popen(
-        [*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
+        yield watches
 
 
 JSON = line(0, rollout_corr__k3_kl=0.001) + b"\n"
@@ -199,22 +186,19 @@ HALF_WRITTEN = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("watches")
 def test_a_first_step_that_is_half_written_is_waited_for(tmp_path: Path) -> None:
-    with ExitStack() as ended:
-        processes = {}
+    with ExitStack() as stack:
+        watching = {}
         for name, (start, _, _) in HALF_WRITTEN.items():
             (tmp_path / name).write_bytes(start)
-            processes[name] = ended.enter_context(started(tmp_path / name, "--idle", 4))
-            ended.callback(processes[name].kill)
+            watching[name] = stack.enter_context(watch_beside(tmp_path / name, *OFTEN, "--idle", 4))
         for name, (_, rest, reason) in HALF_WRITTEN.items():
-            errors = processes[name].stderr
-            assert errors is not None
-            assert reason in next(words for words in errors if words.startswith("waiting: "))
+            assert reason in watching[name].wait_for("waiting: ")
             with (tmp_path / name).open("ab") as file:
                 file.write(rest)
-        for name, process in processes.items():
-            out, messages = process.communicate(timeout=60)
-            steps = [step.step for step in WatchRecord.model_validate_json(out).steps]
-            assert steps[:1] == [0], (name, messages)
+        for name, watch in watching.items():
+            answer = watch.end()
+            steps = [step.step for step in WatchRecord.model_validate_json(answer.stdout).steps]
+            assert steps[:1] == [0], (name, answer.stderr)
 
 
 @pytest.mark.slow
@@ -230,25 +214,20 @@ def test_a_first_step_that_is_broken_is_refused(tmp_path: Path, content: bytes, 
     """A whole line of a step is there, so nobody is writing it any more."""
     path = tmp_path / "metrics"
     path.write_bytes(content)
-    process = started(path, "--idle", 30)
-    _, messages = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.USAGE
-    assert reason in messages
+    answer = probe("watch", path, *OFTEN, "--idle", 30, "--json", code=ExitCode.USAGE)
+    assert reason in answer.stderr
 
 
 @pytest.mark.slow
 def test_a_watch_that_was_interrupted_judges_alike_when_it_is_started_again(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_bytes((DATA / "prime_rl.log").read_bytes())
-    process = started(path)
-    assert process.stderr is not None
-    for words in process.stderr:
-        if words.startswith("step 39:"):
-            break
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    record = WatchRecord.model_validate_json(out)
+    with watch_beside(path, *OFTEN) as watch:
+        watch.wait_for("step 39:")
+        os.kill(watch.process.pid, signal.SIGINT)
+        answer = watch.end()
+    assert answer.returncode == 130
+    record = WatchRecord.model_validate_json(answer.stdout)
     os.utime(path, (time.time() - 3600,) * 2)
     _, again = watched(path, code=ExitCode.PASS)
     assert again.steps[: len(record.steps)] == record.steps
@@ -344,45 +323,40 @@ def test_a_file_that_is_replaced_by_a_shorter_one_is_named_and_followed_on(tmp_p
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"".join(line(step, rollout_corr__k3_kl=0.001) + b"\n" for step in range(6)))
     os.utime(path, (time.time() - 3600,) * 2)
-    process = started(path, "--idle", 6)
-    assert process.stderr is not None
-    for words in process.stderr:
-        if words.startswith("step 5:"):
-            break
-    other = tmp_path / "other"
-    other.write_bytes(b"".join(line(step, rollout_corr__k3_kl=0.001) + b"\n" for step in (0, 1, 7, 8)))
-    os.utime(other, (time.time() - 1800,) * 2)
-    other.replace(path)
-    out, messages = process.communicate(timeout=60)
-    record = WatchRecord.model_validate_json(out)
+    with watch_beside(path, *OFTEN, "--idle", 6) as watch:
+        watch.wait_for("step 5:")
+        other = tmp_path / "other"
+        other.write_bytes(b"".join(line(step, rollout_corr__k3_kl=0.001) + b"\n" for step in (0, 1, 7, 8)))
+        os.utime(other, (time.time() - 1800,) * 2)
+        other.replace(path)
+        answer = watch.end()
+    record = WatchRecord.model_validate_json(answer.stdout)
     assert [step.step for step in record.steps] == [0, 1, 2, 3, 4, 5, 7, 8]
-    assert "was replaced or cut short: it no longer has 4 steps of those that were judged (2 to 5)" in messages
-    assert process.returncode == ExitCode.INCONCLUSIVE
-    assert "absent from the log: step 6" in messages
+    assert "was replaced or cut short: it no longer has 4 steps of those that were judged (2 to 5)" in answer.stderr
+    assert answer.returncode == ExitCode.INCONCLUSIVE
+    assert "absent from the log: step 6" in answer.stderr
 
 
 @pytest.mark.slow
 def test_a_log_whose_first_step_is_minutes_away_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("loading the model\n")
-    process = started(path, "--idle", 20)
-    assert process.stderr is not None
-    assert "waiting:" in process.stderr.readline()
-    with path.open("a") as file:
-        file.writelines(f"Step {step} | Mismatch KL 0.{'5' if step > 3 else '0'}010\n" for step in range(12))
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.GATE_FAILED
-    assert WatchRecord.model_validate_json(out).stopped_at == 9
+    with watch_beside(path, *OFTEN, "--idle", 20) as watch:
+        watch.wait_for("waiting:")
+        with path.open("a") as file:
+            file.writelines(f"Step {step} | Mismatch KL 0.{'5' if step > 3 else '0'}010\n" for step in range(12))
+        answer = watch.end()
+    assert answer.returncode == ExitCode.GATE_FAILED
+    assert WatchRecord.model_validate_json(answer.stdout).stopped_at == 9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
-def test_a_clean_file_that_grows_is_a_pass(watches: dict[str, subprocess.Popen[str]], name: str) -> None:
-    process = watches[name]
-    out, messages = process.communicate(timeout=120)
-    record = WatchRecord.model_validate_json(out)
-    assert process.returncode == ExitCode.PASS, messages
+def test_a_clean_file_that_grows_is_a_pass(watches: dict[str, Watching], name: str) -> None:
+    answer = watches[name].end()
+    record = WatchRecord.model_validate_json(answer.stdout)
+    assert answer.returncode == ExitCode.PASS, answer.stderr
     assert not [event for step in record.steps for event in step.events]
     assert record.contradictions == []
     assert record.format == "metrics"
-    assert f"judged {record.num_judged} of {len(record.steps)} steps" in messages
+    assert f"judged {record.num_judged} of {len(record.steps)} steps" in answer.stderr
