@@ -1,14 +1,15 @@
 """The whole run in one short answer, and the command that goes on from it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS
 from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
-from mismatch_probe.notation import shown_number, write_estimate, write_many, write_number, write_percent
+from mismatch_probe.notation import shown_number, write_estimate, write_many, write_number, write_percent, write_value
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import Estimate
@@ -190,7 +191,8 @@ def _what_costs(pair: PairSummary) -> str:
 def _kl_and_limit(pair: PairSummary) -> str:
     kl = pair.metrics["kl_k3"]
     levels = levels_of(pair.steps) if pair.growth is None else None
-    course = "" if levels is None else f", {course_words(levels)}"
+    written = {row.step: write_value(row.metrics["kl_k3"]) for row in pair.steps if "kl_k3" in row.metrics}
+    course = "" if levels is None else f", {course_words(levels, written)}"
     return f"{write_estimate(kl).value} a token, {against_limit(kl)}{course}"
 
 
@@ -198,19 +200,24 @@ _FEWEST_STEPS_OF_A_TREND: Final = 3
 """Two values are never flat: whatever they are, they may as well be the beginning of a growth."""
 
 
-def course_words(levels: StepLevels) -> str:
+def course_words(levels: StepLevels, written: Mapping[int | None, str] = MappingProxyType({})) -> str:
     """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high; of two
-    steps that they are too few.
+    steps that they are too few. written: how the table of the steps writes the KL of each, where there is one.
     """
-    (low, low_step), (high, high_step) = levels.lowest, levels.highest
+
+    def write(value: float, step: int) -> str:
+        return written.get(step) or write_number(value)
+
+    low_step, high_step = levels.lowest[1], levels.highest[1]
+    low, high = write(*levels.lowest), write(*levels.highest)
     if len(levels.steps) < _FEWEST_STEPS_OF_A_TREND:
         pairs = zip(levels.values, levels.steps, strict=True)
-        each = " and ".join(f"{write_number(value)} at step {step}" for value, step in pairs)
+        each = " and ".join(f"{write(value, step)} at step {step}" for value, step in pairs)
         return f"{each}, too few steps to show a trend"
     extent = f"over {len(levels.steps)} steps"
     if levels.is_flat:
-        return f"flat {extent} ({' to '.join(dict.fromkeys((write_number(low), write_number(high))))})"
-    ends = f"{write_number(low)} at step {low_step}, {write_number(high)} at step {high_step}"
+        return f"flat {extent} ({' to '.join(dict.fromkeys((low, high)))})"
+    ends = f"{low} at step {low_step}, {high} at step {high_step}"
     return f"neither flat nor growing {extent} ({ends})"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_probe.causes.comparison import Code
+from mismatch_probe.notation import write_estimate
 from mismatch_probe.records.findings import Explanation
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import Verdict
@@ -99,7 +100,10 @@ def test_a_flat_noisy_log_keeps_its_headline(tmp_path: Path) -> None:
     pair, summary = pair_of(run), run.read_summary()
     assert pair.growth is None
     assert summary.headline.startswith("Undecided: the log's sides differ by KL ")
-    assert ", flat over 8 steps (" in summary.headline
+    [pair] = summary.pairs
+    sizes = [row.metrics["kl_k3"] for row in pair.steps]
+    low, high = (write_estimate(extreme(sizes, key=lambda size: size.value)).value for extreme in (min, max))
+    assert f", flat over 8 steps ({low} to {high})" in summary.headline, "as the table of the steps has them"
     assert pair.verdict.advice[0].endswith("explain RUN --model CHECKPOINT --step 7`")
     assert pair.verdict.advice[-1] == LOG_ENTROPY
     (declared,) = with_findings(summary, [explanation(DECLARED)]).pairs
