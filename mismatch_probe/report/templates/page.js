@@ -51,7 +51,7 @@
   const FACTOR = 0.75;
   let sizesOnPaper;
   function measureOnPaper() {
-    const rules = [...document.styleSheets].flatMap(({ cssRules }) => [...cssRules]);
+    const rules = [...document.querySelector("style").sheet.cssRules]; // the page's own
     const ofPaper = rules.filter(({ media }) => media?.mediaText === "print");
     for (const { media } of ofPaper) media.mediaText = "all";
     document.body.style.width = `${PAPER}px`;
