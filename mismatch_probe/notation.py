@@ -46,6 +46,11 @@ class WrittenNumber:
     def __str__(self) -> str:
         return f"{self.value} {self.interval}".strip()
 
+    def in_words(self, unit: str, level: float) -> str:
+        """`90 tokens (95 % interval: 3 to 2,400)`, for a sentence."""
+        interval = f"({100 * level:g} % interval: {self.bounds})" if self.interval.startswith("[") else self.interval
+        return f"{self.value} {unit} {interval}".strip()
+
     @property
     def bounds(self) -> str:
         """`2.9e-4 to 3.8e-4`, or the words in place of an interval: for a sentence, and where no brackets stand."""

@@ -346,11 +346,11 @@ def terms(summary: Summary, documents: Sequence[Document]) -> list[tuple[str, st
 
 def _budget_terms(pair: PairSummary) -> Iterator[tuple[str, str]]:
     law, number = pair.length, budget(pair)
-    if law is None or not number.interval:
+    if law is None or law.budget is None or not number.interval:
         return
     yield (
         "Length budget",
-        f"{number} tokens at ESS {law.budget_ess:g}; the responses of this pair have "
+        f"{number.in_words('tokens', law.budget.level)} at ESS {law.budget_ess:g}; the responses of this pair have "
         f"{write_token_count(law.median_response)} at the median, {write_token_count(law.measured_up_to)} at most",
     )
     if (tail := weights_tail_words(pair)) is not None:

@@ -191,8 +191,8 @@ def _what_costs(pair: PairSummary) -> str:
 def _kl_and_limit(pair: PairSummary) -> str:
     kl = pair.metrics["kl_k3"]
     levels = levels_of(pair.steps) if pair.growth is None else None
-    written = {row.step: write_value(row.metrics["kl_k3"]) for row in pair.steps if "kl_k3" in row.metrics}
-    course = "" if levels is None else f", {course_words(levels, written)}"
+    texts = {row.step: write_value(row.metrics["kl_k3"]) for row in pair.steps if "kl_k3" in row.metrics}
+    course = "" if levels is None else f", {course_words(levels, texts)}"
     return f"{write_estimate(kl).value} a token, {against_limit(kl)}{course}"
 
 
@@ -200,13 +200,13 @@ _FEWEST_STEPS_OF_A_TREND: Final = 3
 """Two values are never flat: whatever they are, they may as well be the beginning of a growth."""
 
 
-def course_words(levels: StepLevels, written: Mapping[int | None, str] = MappingProxyType({})) -> str:
+def course_words(levels: StepLevels, texts: Mapping[int | None, str] = MappingProxyType({})) -> str:
     """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high; of two
-    steps that they are too few. written: how the table of the steps writes the KL of each, where there is one.
+    steps that they are too few. texts: how the table of the steps writes the KL of each, where there is one.
     """
 
     def write(value: float, step: int) -> str:
-        return written.get(step) or write_number(value)
+        return texts.get(step) or write_number(value)
 
     low_step, high_step = levels.lowest[1], levels.highest[1]
     low, high = write(*levels.lowest), write(*levels.highest)

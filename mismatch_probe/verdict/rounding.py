@@ -301,15 +301,12 @@ def _length_evidence(case: Case) -> list[str]:
     if case.length is None or case.length.budget_tokens is None or case.growth is not None:
         return []
     budget = case.length.budget_tokens
-    number = write_tokens(budget)
-    interval = number.interval
-    if interval.startswith("["):
-        interval = f"({100 * budget.level:g} % interval: {number.bounds})"
+    number = write_tokens(budget).in_words("tokens", budget.level)
     rare = "; tokens too rare for this sample may make it shorter" if case.length.budget_tail_is_open else ""
     place = "extrapolated beyond" if case.length.longest_budget_is_extrapolated else "inside"
     median = write_token_count(case.length.median_response)
     return [
-        f"length budget at ESS {case.length.budget_ess:g}: {number.value} tokens {interval}, {place} the "
+        f"length budget at ESS {case.length.budget_ess:g}: {number}, {place} the "
         f"{write_token_count(case.length.measured_up_to)} measured{rare}; median response {median}"
     ]
 

@@ -163,7 +163,9 @@ def test_the_screen_says_how_large_how_long_who_errs_and_whether_fp16_fits(tmp_p
     before = out.getvalue()
     assert "% of NeMo-RL's limit" in before.splitlines()[0]
     assert re.search(
-        r"Length budget +\S+ \[.*\] tokens at ESS 0.5; the responses of this pair have .* at the median", before
+        r"Length budget +\S+ tokens \(95 % interval: \S+ to \S+\) at ESS 0.5; the responses of this pair have "
+        r".* at the median",
+        before,
     )
     assert re.search(
         r"Weights +Pareto k-hat of the response weights \S+, \w+ \S+, the most for \d+ responses: their mean and ESS",
