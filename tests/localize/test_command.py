@@ -149,7 +149,7 @@ def test_a_pair_of_sides_has_their_own_settings_and_a_name_of_its_own() -> None:
         parse_settings(LocalizeSettings, values_of_pair(adapted, "bf16/bf16"))
 
 
-@pytest.mark.parametrize("words", [("--pair", "a/b"), ("--pair", "a/b", "--run", "r", "--dtype", "bf16")])
+@pytest.mark.parametrize("words", [("--pair", "a/b"), ("--pair", "a/b", "--run", ".", "--dtype", "bf16")])
 def test_a_pair_without_a_run_or_with_a_dtype_is_refused(words: tuple[str, ...]) -> None:
     refused = run(*words)
     assert (refused.returncode, "--pair names two sides of --run" in refused.stderr) == (2, True)
