@@ -27,10 +27,13 @@ real: $(READY) ## Make two real checkpoints in REAL (build/real), and compare Sm
 paper: $(READY) ## Train the grids of reports/paper and write their records; resumable, hours on two cores
 	bash scripts/paper.sh $(PAPER) $(VENV)
 
+# Types and fast tests take what the slow ones leave of the cores while they wait for a process.
 test: lint ## Set up and run every check and test
-	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
-	$(PYTEST); tests=$$?; \
-	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
+	@nice $(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
+	nice $(BIN)/python -m pytest -q -p no:cacheprovider -m "not slow" > $(VENV)/fast.log 2>&1 & fast=$$!; \
+	$(PYTEST) -m "slow and not lines and not real"; slow=$$?; \
+	wait $$fast; fast=$$?; cat $(VENV)/fast.log; \
+	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((slow | fast | types))
 
 test-real: $(READY) ## The tests on real checkpoints, which are made in REAL first; skipped with a reason where they cannot be had
 	-bash scripts/real.sh $(REAL) $(VENV)
