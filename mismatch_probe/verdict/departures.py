@@ -298,9 +298,9 @@ def _units(
 
 LEAST_PART = 8
 """Such tokens on either side of a change of level."""
-SURE = 5.5
-"""Standard errors by which the levels of a response's two parts differ; the largest of 1,000 places of 1,000 responses
-without a change, whose tokens are independent, lies as far apart."""
+SURE = 4.5
+"""Standard errors by which the levels of a response's two parts differ. One sound response in a hundred of a sure model
+lies as far apart, threefold, and no log has LEAST_SHARE of them (`reports/planted-logs.md`)."""
 LEVELS = 3.0
 """Times the level of the other part, in geometric means."""
 NEAREST = 16

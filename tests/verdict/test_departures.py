@@ -55,13 +55,13 @@ def alone(disagreement: Disagreement) -> Disagreement:
     return replace(disagreement, pair=pair, floor=1e-6, is_settled=False, ref_repeats_pi=False)
 
 
-def updated(seed: int, times: float, share: float, *, rises: bool) -> Disagreement:
+def updated(seed: int, times: float, share: float, *, rises: bool, length: int = 300) -> Disagreement:
     """Inside a share of the responses, before or behind a place of its own, mu has other weights: its logits are off by
     so many times what rounding makes.
     """
-    made = simulated.world(48, 300, seed=seed)
+    made = simulated.world(48, length, seed=seed)
     random, sequences = np.random.default_rng(seed), made.sequences
-    own_places = sequences.spread(random.integers(20, sequences.lengths - 20))
+    own_places = sequences.spread(sequences.lengths * random.uniform(0.2, 0.8, 48))
     is_behind = sequences.positions >= own_places
     is_off = (is_behind if rises else ~is_behind) & sequences.spread(np.arange(48) % 10 < 10 * share)
     noise = simulated.NOISE_PER_ULP * Dtype.BF16.round_off * times
@@ -80,6 +80,11 @@ def test_weights_that_change_inside_responses_change_the_level_there(
         assert change is not None
         assert (change.times > 1) is rises
         assert abs(change.num_responses / change.num_long - share) < 0.2
+
+
+def test_responses_are_sure_together_of_a_small_change_that_none_is_sure_of_alone() -> None:
+    logs = [updated(seed, 4, 0.3, rises=rises, length=120) for seed in range(4) for rises in (True, False)]
+    assert sum(level_change_of(log) is not None for log in logs) >= 4
 
 
 @pytest.mark.parametrize("seed", range(3))
