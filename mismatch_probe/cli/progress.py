@@ -98,7 +98,7 @@ class Announcement:
 
 
 class ProgressLine:
-    """`part 5 of 8, about 2 min left: PyTorch scores in FP32, 3 of 16 batches`; made by `progress_line`.
+    """`part 5 of 8, about 2 min left: the training path scores in FP32, 3 of 16 batches`; made by `progress_line`.
 
     remaining: the seconds that all parts still need; None while nothing predicts them.
     """
@@ -355,12 +355,12 @@ _STAGE_WORDS: Final[dict[type, str]] = {
 
 
 def stage_words(stage: Stage) -> str:
-    """What a stage does: `vLLM samples in BF16`."""
+    """What a stage does: `the engine samples in BF16`."""
     side = stage.side
     if side.role == "ref":
         if side.rounded_to is not None:
             return f"the {side_label(side.dtype)} reference with {side_label(side.rounded_to)} weights scores"
         return f"the {side_label(side.dtype)} reference scores the responses"
     is_server = side.engine is not None and side.engine.is_remote
-    who = "PyTorch" if side.engine is None else "the server" if is_server else "vLLM"
+    who = "the training path" if side.engine is None else "the server" if is_server else "the engine"
     return _STAGE_WORDS[type(stage)].format(who=who, side=side_label(side.name))

@@ -37,7 +37,7 @@ from mismatch_probe.records.run_directory import RunDirectory
 from tests.compare.cost.workloads import settings, workload
 from tests.simulated_run import Simulation, edit_manifest, simulated_run
 
-STAGE, SAMPLES = "sample-bf16", "vLLM samples in BF16"
+STAGE, SAMPLES = "sample-bf16", "the engine samples in BF16"
 REFERENCE = "the FP32 reference scores the responses"
 At = Callable[[float, AnyEvent], str]
 
@@ -87,11 +87,11 @@ def test_stages_that_do_the_same_in_words_are_one_line() -> None:
     output = StringIO()
     with progress_line(Console(file=output)) as line:
         for _ in range(3):
-            line.begin("PyTorch measures its noise floor in BF16", 3, 3)
-        line.begin("PyTorch measures its noise floor in BF16", 3, 3, "2 of 4 batches recorded")
+            line.begin("the training path measures its noise floor in BF16", 3, 3)
+        line.begin("the training path measures its noise floor in BF16", 3, 3, "2 of 4 batches recorded")
     assert output.getvalue().splitlines() == [
-        "part 3 of 3: PyTorch measures its noise floor in BF16",
-        "part 3 of 3: PyTorch measures its noise floor in BF16, 2 of 4 batches recorded",
+        "part 3 of 3: the training path measures its noise floor in BF16",
+        "part 3 of 3: the training path measures its noise floor in BF16, 2 of 4 batches recorded",
     ]
 
 
@@ -105,7 +105,11 @@ def test_every_stage_of_a_plan_has_words() -> None:
     stages = make_plan(settings(train=train, pairs=pairs, **changes)).stages
     words = {stage_words(stage) for stage in stages}
     assert {type(stage) for stage in stages} == set(module._STAGE_WORDS)
-    assert {"vLLM samples in BF16", "the server samples in prod", "PyTorch scores the responses in mine"} <= words
+    assert {
+        "the engine samples in BF16",
+        "the server samples in prod",
+        "the training path scores the responses in mine",
+    } <= words
     assert "the FP32 reference with BF16 weights scores" in words
 
 
@@ -191,7 +195,7 @@ def test_a_check_of_rounding_that_a_run_gets_later_is_a_part_of_its_own_behind_a
         listener(JobStarted(process="training", stages=[check]))
         listener(StageStarted(stage=check, batches=1, batches_done=0))
     assert output.getvalue().splitlines()[1:] == [
-        f"part {PARTS} of {PARTS}: PyTorch scores the responses in BF16",
+        f"part {PARTS} of {PARTS}: the training path scores the responses in BF16",
         f"part {PARTS + 1} of {PARTS + 1}: loading the model on the training path",
         f"part {PARTS + 1} of {PARTS + 1}: the FP64 reference scores the responses",
     ]

@@ -105,7 +105,7 @@ def test_a_killed_run_resumes_from_its_batches_to_the_same_bytes(
         kill(process, tmp_path)
     assert not (run / "summary.json").exists()
     answer = compare("--out", run, "--resume")
-    assert ": vLLM samples in BF16, 1 of 4 batches recorded" in answer.stderr
+    assert ": the engine samples in BF16, 1 of 4 batches recorded" in answer.stderr
     assert recorded(run) == recorded(whole_run)
 
 
@@ -133,8 +133,8 @@ def test_a_lost_leg_is_computed_again_without_sampling_again(tmp_path: Path, who
     (run / "legs" / "infer-bf16-prefill.parquet").unlink()
     (run / "summary.json").unlink()
     answer = compare("--out", run, "--resume")
-    assert ": vLLM scores its own responses in BF16" in answer.stderr
-    assert "vLLM samples in" not in answer.stderr
+    assert ": the engine scores its own responses in BF16" in answer.stderr
+    assert "the engine samples in" not in answer.stderr
     assert recorded(run) == recorded(whole_run)
 
 
@@ -143,7 +143,7 @@ def test_lost_responses_are_sampled_again_and_no_leg_is_scored_again(tmp_path: P
     shutil.copytree(whole_run, run)
     (run / "rollouts.parquet").unlink()
     answer = compare("--out", run, "--resume")
-    assert ": vLLM samples in BF16" in answer.stderr
+    assert ": the engine samples in BF16" in answer.stderr
     assert "scores the responses" not in answer.stderr
     assert recorded(run) == recorded(whole_run)
 

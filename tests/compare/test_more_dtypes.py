@@ -47,8 +47,8 @@ def test_every_advice_is_a_command_that_works_as_it_is_written(tmp_path: Path) -
     legs = {path: (path.read_bytes(), read_table(path)) for path in (run.path / "legs").iterdir()}
     kept = {path: content for path, (content, _) in legs.items() if "bf16" in path.name}
     output = probe(add_fp32, tmp_path)
-    assert ": vLLM samples in FP32" in output
-    assert "vLLM samples in BF16" not in output
+    assert ": the engine samples in FP32" in output
+    assert "the engine samples in BF16" not in output
 
     assert {path: path.read_bytes() for path in kept} == kept
     for path, (_, before) in legs.items():
