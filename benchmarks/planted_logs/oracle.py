@@ -159,7 +159,7 @@ def is_named(log: Log, least: float, levels: Floats | None) -> bool:
         own = np.maximum(sizes[seen], np.median(sizes[seen]) - np.log(10))
         if levels is not None:
             own = own - levels[np.digitize(np.log10(unsure[seen]), SURENESS)]
-        change = departures._change_of_level(own)
+        change = departures._change_of_level(own, [response.places[seen].astype(np.float64)])
         rises += change is not None and change[1] > 0
         falls += change is not None and change[1] < 0
     more, fewer = max(rises, falls), min(rises, falls)

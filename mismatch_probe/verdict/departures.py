@@ -303,9 +303,9 @@ SURE = 4.5
 lies as far apart, threefold, and no log has LEAST_SHARE of them (`reports/planted-logs.md`)."""
 LEVELS = 3.0
 """Times the level of the other part, in geometric means."""
-NEAREST = 16
-AT_ONCE = 0.75
-"""Least share of all changes that lies between so many tokens before and behind: growth has little there."""
+THAN_GROWTH = 2.5
+"""Nats by which the change of a response is at least likelier, in the mean, than growth along the context, or from its
+own start or end: a straight line in the place or its logarithm, with errors of normal size."""
 _MOST_EQUAL = 0.6
 """Share of a part's tokens that are equal bit for bit; with more it was copied, not computed otherwise."""
 LEAST_SHARE = 0.15
@@ -316,6 +316,8 @@ ONE_WAY = 4.0
 """Responses that change in the prevailing direction, over those that change in the other one."""
 SPREAD_OUT = 0.6
 """Largest share of changes at one place of the context, of the response, or from its end; that has another cause."""
+BY_CHANCE = 0.01
+"""Of places drawn at random, the probability above which as many are one: in short responses they often are."""
 TOGETHER = 8
 """Tokens within which two places are one."""
 
@@ -352,27 +354,29 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
             continue
         num_long += 1
         own = sizes[at]
-        change = _change_of_level(np.maximum(own, np.median(own) - np.log(10)) - levels[at])
+        courses = [places[at].astype(np.float64), np.log(places[at]), np.log(at - start + 1), np.log(end - at)]
+        change = _change_of_level(np.maximum(own, np.median(own) - np.log(10)) - levels[at], courses)
         if change is None or max(is_equal[at[: change[0]]].mean(), is_equal[at[change[0] :]].mean()) > _MOST_EQUAL:
             continue
-        first = int(at[change[0]])
-        changes.append((*change[1:], row, places[first], first - start, end - first))
+        first, span = int(at[change[0]]), int(at[-LEAST_PART] - at[LEAST_PART]) + 1
+        changes.append((*change[1:], row, places[first], first - start, end - first, span))
     rises = [each for each in changes if each[0] > 0]
     falls = [each for each in changes if each[0] < 0]
     more, fewer = (rises, falls) if len(rises) >= len(falls) else (falls, rises)
     num_prompts = len({int(sequences.cluster_index[int(each[2])]) for each in more})
     if len(more) < max(LEAST_RESPONSES, LEAST_SHARE * num_long, ONE_WAY * len(fewer)) or num_prompts < LEAST_PROMPTS:
         return None
-    if sum(each[1] for each in more) / sum(each[0] for each in more) < AT_ONCE:
+    if np.mean([each[1] for each in more]) < THAN_GROWTH:
         return None
-    if any(_most_together([each[kind] for each in more]) > SPREAD_OUT for kind in (3, 4, 5)):
+    span = float(np.median([each[6] for each in more]))
+    if any(_are_together([each[kind] for each in more], span) for kind in (3, 4, 5)):
         return None
     return LevelChange(len(more), num_long, float(np.exp(np.median([each[0] for each in more]))))
 
 
-def _change_of_level(sizes: Floats) -> tuple[int, float, float] | None:
-    """The place of the surest change among log sizes, by how much they rise, and by how much between the nearest tokens
-    on both sides; None without one.
+def _change_of_level(sizes: Floats, courses: Sequence[Floats]) -> tuple[int, float, float] | None:
+    """The place of the surest change among log sizes, by how much they rise there, and by how many nats a change is
+    likelier than the likeliest straight line in one of the courses; None without a change.
     """
     count = np.arange(LEAST_PART, sizes.size - LEAST_PART + 1)
     sums = np.cumsum(sizes)
@@ -380,13 +384,18 @@ def _change_of_level(sizes: Floats) -> tuple[int, float, float] | None:
     pulls = np.abs(rises) * np.sqrt(count * (sizes.size - count) / sizes.size)
     best = int(pulls.argmax())
     place, rise = int(count[best]), float(rises[best])
-    within = float(np.sqrt((sizes[:place].var() * place + sizes[place:].var() * (sizes.size - place)) / sizes.size))
-    near = float(sizes[place : place + NEAREST].mean() - sizes[max(0, place - NEAREST) : place].mean())
-    is_sure = pulls[best] > SURE * max(within, 1e-12) and abs(rise) > np.log(LEVELS)
-    return (place, rise, near) if is_sure else None
+    square = max(sizes[:place].var() * place + sizes[place:].var() * (sizes.size - place), 1e-12)
+    if pulls[best] <= SURE * np.sqrt(square / sizes.size) or abs(rise) <= np.log(LEVELS):
+        return None
+    of_lines = [(1 - np.corrcoef(sizes, course)[0, 1] ** 2) * sizes.var() * sizes.size for course in courses]
+    return place, rise, float(np.log(max(min(of_lines), 1e-12) / square)) * sizes.size / 2
 
 
-def _most_together(places: Sequence[float]) -> float:
-    """The largest share of places that are one."""
+def _are_together(places: Sequence[float], span: float) -> bool:
+    """Whether most places are one, more than places drawn at random from so many would be."""
+    from scipy.stats import binom
+
     values = np.asarray(places)
-    return float(max(np.mean(np.abs(values - value) <= TOGETHER) for value in values))
+    most = max(int((np.abs(values - value) <= TOGETHER).sum()) for value in values)
+    by_chance = values.size * float(binom.sf(most - 2, values.size - 1, min(1.0, (2 * TOGETHER + 1) / span)))
+    return most > SPREAD_OUT * values.size and by_chance < BY_CHANCE
