@@ -368,8 +368,8 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
         return None
     if np.mean([each[1] for each in more]) < THAN_GROWTH:
         return None
-    span = float(np.median([each[6] for each in more]))
-    if any(_are_together([each[kind] for each in more], span) for kind in (3, 4, 5)):
+    usual_span = float(np.median([each[6] for each in more]))
+    if any(_are_together([each[kind] for each in more], usual_span) for kind in (3, 4, 5)):
         return None
     return LevelChange(len(more), num_long, float(np.exp(np.median([each[0] for each in more]))))
 
