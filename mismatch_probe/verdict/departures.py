@@ -360,8 +360,7 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
             continue
         first, span = int(at[change[0]]), int(at[-LEAST_PART] - at[LEAST_PART]) + 1
         changes.append((*change[1:], row, places[first], first - start, end - first, span))
-    rises = [each for each in changes if each[0] > 0]
-    falls = [each for each in changes if each[0] < 0]
+    rises, falls = ([each for each in changes if each[0] * way > 0] for way in (1, -1))
     more, fewer = (rises, falls) if len(rises) >= len(falls) else (falls, rises)
     num_prompts = len({int(sequences.cluster_index[int(each[2])]) for each in more})
     if len(more) < max(LEAST_RESPONSES, LEAST_SHARE * num_long, ONE_WAY * len(fewer)) or num_prompts < LEAST_PROMPTS:
