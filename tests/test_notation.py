@@ -64,7 +64,7 @@ def test_the_interval_sets_the_digits(value: float, low: float | None, high: flo
 @pytest.mark.parametrize(
     ("low", "high", "limit", "written"),
     [
-        (0.0027, 0.0031, 0.1, "0.0027 to 0.0031"),
+        (0.0026, 0.0031, 0.1, "0.0026 to 0.0031"),
         (0.00104, 0.009, 0.001, "0.00104 to 0.0090"),
         (0.0012, 7.8e8, 0.001, "0.00120 to 7.80e8"),
         (0.00346, 0.00346, 0.001, "0.00346 to 0.00346"),
