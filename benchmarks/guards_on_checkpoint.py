@@ -1,8 +1,10 @@
 """The default guards on a pretrained checkpoint in real training: clean runs, and injected faults as the inverse.
 
-    python -m benchmarks.guards_on_checkpoint MODEL SCRATCH [--what clean faults] [--only WORD ...]
+    python -m benchmarks.guards_on_checkpoint MODEL SCRATCH [--what clean faults] [--only WORD ...] [--lines]
 
 The model is asked for small sums in turns of ChatML and earns the more the nearer the last number of its answer is.
+A base model knows no turns and would earn nothing: with --lines sums are lines of a text, and a copy of the checkpoint
+ends its answer with the line.
 Clean runs train all weights or an adapter, with several rates and numbers of prompts; the last column says how many of
 the default guards had their metrics in every step, and how many of these could have stopped the run in as many steps.
 A fault is there from a step on that is drawn by the run's name, in a run of its own that goes on for as many steps.
@@ -24,6 +26,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
+
+from transformers import AutoTokenizer
 
 from benchmarks.training_faults.injection import Inject, Now
 from benchmarks.training_faults.kept_outcomes import NotRunError, kept_or_made
@@ -47,6 +51,7 @@ MAX_NEW_TOKENS: Final = 8
 _TURN: Final = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 TURNS: Final = f"{_TURN.format('3+4=')}7<|im_end|>\n{_TURN}"
 """One sum with its answer, so that answers are short, then the question."""
+LINES: Final = "3+4=7\n12+5=17\n6+2=8\n{}"
 SERIES: Final = (
     "optim/grad_norm", "mismatch/surprise_mean", "mismatch/surprise_error", "policy/entropy",
     "sync/draw_surprise_mean", "sync/draw_surprise_error", "sync/probe_logit_error",
@@ -169,13 +174,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="runs with one of these words in their name")
     parser.add_argument("--dtype", type=Dtype.parse, default=Dtype.FP16)
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run, from its onset on")
+    parser.add_argument("--lines", action="store_true", help="sums as lines of a text, for a base model")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after as many seconds")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
+    model, problems = arguments.model.resolve(), _problems(arguments.scratch / "problems.jsonl", TURNS)
+    if arguments.lines:
+        model, problems = _ends_with_lines(model, arguments.scratch / "model"), _problems(problems, LINES)
     runs = [*(CLEAN if "clean" in arguments.what else ()), *(FAULTS if "faults" in arguments.what else ())]
     for run in (run for run in runs if any(word in run.name for word in arguments.only)):
         slug = "-".join(re.findall(r"[\w.]+", f"{arguments.dtype} {run.name}"))
-        make = partial(_made, run, arguments.model.resolve(), arguments.scratch, arguments.dtype, arguments.steps)
+        make = partial(_made, run, model, problems, arguments.scratch, arguments.dtype, arguments.steps)
         try:
             outcome = Outcome(**kept_or_made(arguments.scratch / f"{slug}.json", partial(_alone, make), until))
         except NotRunError as error:
@@ -190,8 +199,8 @@ def _alone(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return pool.submit(make).result()
 
 
-def _made(run: Run, model: Path, scratch: Path, dtype: Dtype, steps: int) -> dict[str, Any]:
-    settings = _settings(run, model, _problems(scratch / "problems.jsonl"), dtype, run.onset - 1 + steps)
+def _made(run: Run, model: Path, problems: Path, scratch: Path, dtype: Dtype, steps: int) -> dict[str, Any]:
+    settings = _settings(run, model, problems, dtype, run.onset - 1 + steps)
     ran = run_with(scratch / "run", settings, run.inject, Now(run.onset))
     outcome = _outcome(run, ran)
     shutil.rmtree(scratch / "run", ignore_errors=True)
@@ -219,10 +228,26 @@ def _settings(run: Run, model: Path, problems: Path, dtype: Dtype, steps: int) -
     )
 
 
-def _problems(path: Path) -> Path:
+def _ends_with_lines(model: Path, copy: Path) -> Path:
+    """The checkpoint with the newline as the token that ends a response."""
+    copy.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        (copy / file.name).unlink(missing_ok=True)
+        (copy / file.name).symlink_to(file)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    [newline] = tokenizer.encode("\n", add_special_tokens=False)
+    for name in ("config.json", "generation_config.json"):
+        file = copy / name
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.unlink(missing_ok=True)
+        file.write_text(json.dumps(settings | {"eos_token_id": newline}), encoding="utf-8")
+    return copy
+
+
+def _problems(path: Path, question: str) -> Path:
     drawn = random.Random(0)
     pairs = [(drawn.randint(1, 20), drawn.randint(1, 20)) for _ in range(PROBLEMS)]
-    rows = [{"prompt": TURNS.format(f"{a}+{b}="), "answer": str(a + b)} for a, b in pairs]
+    rows = [{"prompt": question.format(f"{a}+{b}="), "answer": str(a + b)} for a, b in pairs]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -181,7 +181,9 @@ def spread(log: Log, side: str) -> float:
 
 def own_noise(smollm2: Path | None, *, explains: bool) -> Plant:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
-        setting = Setting(random, smollm2, siblings=4, count=6 if smollm2 else 10)
+        setting = Setting(random, smollm2, siblings=8 if smollm2 else 4, count=10)
+        if smollm2:
+            setting.tokens = 24  # most of its siblings part at once: 32 shared tokens take many of them
         side = SIDES[pick(random, (0, 1))]
         log = setting.log(*sided(Fault(noise=NOISE[level]), side), int(random.integers(2**30)))
         planted_size, other = spread(log, side), spread(log, SIDES[side == "mu"])
