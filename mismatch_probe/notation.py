@@ -286,10 +286,10 @@ def _write_with_interval(
         return WrittenNumber(write_at(estimate.value, place))
     own = place if estimate.low <= 0 <= estimate.high else min(place, _exponent(estimate.value) - fewest + 1)
     value = write_at(estimate.value, place if abs(estimate.value) < 10.0**place / 2 else own)
-    shown = round(estimate.value, -own)
+    shown_value = round(estimate.value, -own)
     place_of_low, place_of_high = (_place_of_bound(bound, place) for bound in (estimate.low, estimate.high))
-    low = write_at(estimate.low, own if round(estimate.low, -place_of_low) > shown else place_of_low)
-    high = write_at(estimate.high, own if round(estimate.high, -place_of_high) < shown else place_of_high)
+    low = write_at(estimate.low, own if round(estimate.low, -place_of_low) > shown_value else place_of_low)
+    high = write_at(estimate.high, own if round(estimate.high, -place_of_high) < shown_value else place_of_high)
     return WrittenNumber(value, f"[{low}, {high}]" if low != high else _words_within(estimate))
 
 
