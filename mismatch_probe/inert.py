@@ -29,9 +29,11 @@ _UNSEEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _UNSEEN_LETTERS_AND_MARKS: Final = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0]")
 """Default-ignorable code points whose category does not tell: joiners, fillers, variation selectors."""
 _MAX_COMBINING_MARKS: Final = 2
-_UNBROKEN: Final = re.compile(r"(?:`[^`]*`|[^ ]| (?=%)|(?<=\d) (?=[a-z])| (?=\d[\d.,]*[.,;:)](?: |$)))+")
-"""No line ends between a number and its unit or what it counts, nor before a number that ends a clause: a line that
-begins with `1. ` reads like an item of a list.
+_UNBROKEN: Final = re.compile(
+    r"(?:`[^`]*`|(?<![^ ])\d[\d.,e-]*(?<=\d) (?=[a-z])|[^ ]| (?=%)|(?<=\w) (?=\d[\d.,]*[.,;:)](?: |$)))+"
+)
+"""No line ends between a number and its unit or what it counts, nor between a word and a number that ends a clause: a
+line that begins with `1. ` reads like an item of a list. Lists of numbers, or of names that end in one, are broken.
 """
 _COMMAND: Final = re.compile(r"::+(?=[A-Za-z])|##+(?=\w*\[)")
 """What starts a command to the runner of a CI log: `::error::` at the start of a line, `##[error]` anywhere in it."""

@@ -3,9 +3,10 @@
 The interval sets the digits: half its width is shown to one significant digit (two where it starts with a 1), and the
 value is cut at the same place; each number has its own power of ten. A bound much smaller than that gets the digits it
 needs not to read as zero, and a value whose interval leaves zero out has two significant digits at least: by one alone
-it would read as another number than it does elsewhere. A number without an interval gets three significant digits, a
-whole one all of its own. An interval of 0 alone is none: where no sample shows a difference, how large a rare one is
-cannot be known, and the metric `differs` bounds how rare. Where an interval says nothing, words say why.
+it would read as another number than it does elsewhere. A bound that would be rounded past the value has the value's
+digits. A number without an interval gets three significant digits, a whole one all of its own. An interval of 0 alone
+is none: where no sample shows a difference, how large a rare one is cannot be known, and the metric `differs` bounds
+how rare. Where an interval says nothing, words say why.
 """
 
 import math
@@ -48,13 +49,13 @@ class WrittenNumber:
 
     def in_words(self, unit: str, level: float) -> str:
         """`90 tokens (95 % interval: 3 to 2,400)`, for a sentence."""
-        interval = f"({100 * level:g} % interval: {self.bounds})" if self.interval.startswith("[") else self.interval
+        interval = f"({100 * level:g} % interval: {self.bounds})" if self.bounds else self.interval
         return f"{self.value} {unit} {interval}".strip()
 
     @property
     def bounds(self) -> str:
-        """`2.9e-4 to 3.8e-4`, or the words in place of an interval: for a sentence, and where no brackets stand."""
-        return self.interval.strip("[]()").replace(", ", " to ")
+        """`2.9e-4 to 3.8e-4`, for a sentence, and where no brackets stand; empty where words stand for the interval."""
+        return self.interval[1:-1].replace(", ", " to ") if self.interval.startswith("[") else ""
 
 
 def write_estimate(estimate: Estimate | None) -> WrittenNumber:
@@ -147,6 +148,26 @@ def write_share(part: float, total: float) -> str:
 def write_value(estimate: Estimate) -> str:
     """Without its interval, which sets its digits where there is one."""
     return write_number(estimate.value) if estimate.low is None else write_estimate(estimate).value
+
+
+def write_bounds(estimate: Estimate, limit: float) -> str:
+    """`2.9e-4 to 3.8e-4`: the digits are those of the interval, or three where no bounds or one on the other side of
+    the limit would be read.
+    """
+    assert estimate.low is not None
+    assert estimate.high is not None
+    bounds = (estimate.low, estimate.high)
+    texts = write_estimate(estimate).bounds.split(" to ")
+    if len(texts) < len(bounds):
+        return " to ".join(map(write_number, bounds))
+
+    def side(number: float) -> int:
+        return (number > limit) - (number < limit)
+
+    return " to ".join(
+        text if side(float(text.replace(",", ""))) == side(bound) else write_number(bound)
+        for text, bound in zip(texts, bounds, strict=True)
+    )
 
 
 def shown_number(estimate: Estimate) -> float:
@@ -263,9 +284,12 @@ def _write_with_interval(
     place = _last_place(estimate, fewest, most)
     if estimate.low is None or estimate.high is None:
         return WrittenNumber(write_at(estimate.value, place))
-    needs_no_more = estimate.low <= 0 <= estimate.high or abs(estimate.value) < 10.0**place / 2
-    value = write_at(estimate.value, place if needs_no_more else min(place, _exponent(estimate.value) - fewest + 1))
-    low, high = (write_at(bound, _place_of_bound(bound, place)) for bound in (estimate.low, estimate.high))
+    own = place if estimate.low <= 0 <= estimate.high else min(place, _exponent(estimate.value) - fewest + 1)
+    value = write_at(estimate.value, place if abs(estimate.value) < 10.0**place / 2 else own)
+    shown_value = round(estimate.value, -own)
+    place_of_low, place_of_high = (_place_of_bound(bound, place) for bound in (estimate.low, estimate.high))
+    low = write_at(estimate.low, own if round(estimate.low, -place_of_low) > shown_value else place_of_low)
+    high = write_at(estimate.high, own if round(estimate.high, -place_of_high) < shown_value else place_of_high)
     return WrittenNumber(value, f"[{low}, {high}]" if low != high else _words_within(estimate))
 
 

@@ -76,6 +76,11 @@ def test_no_line_begins_with_a_number_that_ends_a_sentence_or_ends_between_a_num
     assert [line for line in lines if re.match(r"(1\.|0\.700|%|min|responses)", line)] == []
 
 
+@pytest.mark.parametrize("text", ["at steps 0, 1, 2, 3, 4, 5, 6, 7, 8.", "of layer1 layer2 layer3 layer4 alone"])
+def test_a_list_of_numbers_or_of_names_that_end_in_one_is_broken(text: str) -> None:
+    assert max(map(columns_of, lines_of_width(text, 20))) <= 20
+
+
 def test_a_line_that_fits_keeps_its_blanks() -> None:
     assert lines_of_width("a  b   c", 8) == ["a  b   c"]
     assert lines_of_width("a  b   c", 7) == ["a b c"]

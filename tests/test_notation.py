@@ -11,6 +11,7 @@ from mismatch_probe.notation import (
     ABSENT,
     bounds_nothing,
     write_about,
+    write_bounds,
     write_estimate,
     write_number,
     write_range,
@@ -49,12 +50,31 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
         (-0.00346, -7.8e8, -0.0012, "-0.0035 [-7.8e8, -0.0012]"),
         (3.0, -400.0, 500.0, "0 [-400, 500]"),
         (3.0, 0.4, 900.0, "3.0 [0.4, 900]"),
+        (675.7, 668.9, 40859.9, "680 [670, 41,000]"),
+        (0.0589, 0.0559, 64.2, "0.059 [0.056, 64]"),
+        (9.73e-5, 9.69e-5, 0.0372, "9.7e-5 [0.000097, 0.037]"),
         (0.5, None, None, "0.500"),
         (1.0000042, None, None, "1.0000042"),
     ],
 )
 def test_the_interval_sets_the_digits(value: float, low: float | None, high: float | None, written: str) -> None:
     assert str(write_estimate(estimate(value, low, high))) == written
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "limit", "written"),
+    [
+        (0.0026, 0.0031, 0.1, "0.0026 to 0.0031"),
+        (0.00104, 0.009, 0.001, "0.00104 to 0.0090"),
+        (0.0012, 7.8e8, 0.001, "0.00120 to 7.80e8"),
+        (0.00346, 0.00346, 0.001, "0.00346 to 0.00346"),
+    ],
+)
+def test_bounds_are_numbers_on_the_side_of_the_limit_on_which_they_are(
+    low: float, high: float, limit: float, written: str
+) -> None:
+    """`from too few to bound` beside `is broken` would say that nothing is known; `from 0.0010`, that 0.001 is kept."""
+    assert write_bounds(estimate(low, low, high), limit) == written
 
 
 @pytest.mark.parametrize(

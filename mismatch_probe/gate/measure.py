@@ -15,8 +15,8 @@ from mismatch_probe.gate.config import Check, Slice
 from mismatch_probe.notation import (
     bounds_nothing,
     round_outwards,
+    write_bounds,
     write_change,
-    write_estimate,
     write_many,
     write_value,
 )
@@ -345,7 +345,7 @@ def _range_text(measurement: CheckMeasurement, low: float | None, high: float | 
         return ""
     if measurement.baseline is not None:
         return f" (from {write_change(low)} to {write_change(high)})"
-    return f" (from {write_estimate(replace(measurement.run, low=low, high=high)).bounds})"
+    return f" (from {write_bounds(replace(measurement.run, low=low, high=high), measurement.check.limit)})"
 
 
 def reason_to_wait(measurement: CheckMeasurement, open_tail: OpenTail | None, look: Look, prompts: Prompts) -> str:

@@ -43,9 +43,9 @@ def visible(text: str) -> Markup:
 
 
 ON_ONE_LINE: Final = re.compile(
-    r"\d[\d.]*e-\d+|\d[\d.,]* %|[^\s<>&]{1,24} \d[\d.,]{0,9}\.(?!\S)|(?<![\w-])--[a-z][\w.-]{0,39}(?![\w.-])", re.ASCII
+    r"\d[\d.]*e-\d+|\d[\d.,]* %|[^\s<>&;]{1,24} \d[\d.,]{0,9}\.(?!\S)|(?<![\w-])--[a-z][\w.-]{0,39}(?![\w.-])", re.ASCII
 )
-"""A number, a share, a word and the number at the end of its sentence, a flag."""
+"""A number, a share, a word and the number at the end of its sentence, a flag; no part of an entity, `&#39;`."""
 
 
 def visible_sentence(text: str) -> Markup:

@@ -343,7 +343,7 @@ def _beyond(curve: MetricCurve, band: PublishedBand) -> str:
     """`4.1 times the limit of NeMo-RL (0.001)`; where agreement is at another number than 0, `above the limit`."""
     bound = band.high if band.relation == "above" else band.low
     times = curve.last_level / bound if bound and curve.metric not in _BEST else 0.0
-    how_far = f"{float(f'{times:.3g}'):,.15g} times" if times > 1 else band.relation
+    how_far = f"{ratio:,.15g} times" if (ratio := float(f"{times:.3g}")) > 1 else band.relation
     return f"{how_far} the {band.words} ({bound:g})"
 
 

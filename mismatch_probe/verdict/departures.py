@@ -23,7 +23,14 @@ from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Conditioning, Estimate
 from mismatch_probe.stats.rounding import LEAST_NATS, LONE, Floor
 from mismatch_probe.stats.sequences import Floats, Reals, Sequences, TokenPair, difference
-from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, root_mean_square, sizes_by_sureness
+from mismatch_probe.verdict.signatures.profile import (
+    Disagreement,
+    are_together,
+    lower_bound,
+    root_mean_square,
+    sizes_by_sureness,
+    square_around_lines,
+)
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
 
 LEAST_FP32_FLOOR = 1e-6
@@ -303,9 +310,11 @@ SURE = 4.5
 lies as far apart, threefold, and no log has LEAST_SHARE of them (`reports/planted-logs.md`)."""
 LEVELS = 3.0
 """Times the level of the other part, in geometric means."""
-THAN_GROWTH = 2.5
+THAN_GROWTH = 1.5
 """Nats by which the change of a response is at least likelier, in the mean, than growth along the context, or from its
-own start or end: a straight line in the place or its logarithm, with errors of normal size."""
+own start or end: a line in the place with at most one bend, or one in a place's logarithm, with normal errors."""
+_BENDS = np.linspace(0.1, 0.9, 9)
+"""Shares of a response's such tokens behind which a line can bend: growth that sets in late, or ends early."""
 _MOST_EQUAL = 0.6
 """Share of a part's tokens that are equal bit for bit; with more it was copied, not computed otherwise."""
 LEAST_SHARE = 0.15
@@ -314,12 +323,6 @@ LEAST_RESPONSES = 6
 LEAST_PROMPTS = 3
 ONE_WAY = 4.0
 """Responses that change in the prevailing direction, over those that change in the other one."""
-SPREAD_OUT = 0.6
-"""Largest share of changes at one place of the context, of the response, or from its end; that has another cause."""
-BY_CHANCE = 0.01
-"""Of places drawn at random, the probability above which as many are one: in short responses they often are."""
-TOGETHER = 8
-"""Tokens within which two places are one."""
 
 
 @dataclass(frozen=True)
@@ -368,14 +371,14 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
     if np.mean([each[1] for each in more]) < THAN_GROWTH:
         return None
     usual_span = float(np.median([each[6] for each in more]))
-    if any(_are_together([each[kind] for each in more], usual_span) for kind in (3, 4, 5)):
+    if any(are_together([each[kind] for each in more], usual_span) for kind in (3, 4, 5)):
         return None
     return LevelChange(len(more), num_long, float(np.exp(np.median([each[0] for each in more]))))
 
 
 def _change_of_level(sizes: Floats, courses: Sequence[Floats]) -> tuple[int, float, float] | None:
     """The place of the surest change among log sizes, by how much they rise there, and by how many nats a change is
-    likelier than the likeliest straight line in one of the courses; None without a change.
+    likelier than the likeliest line in one of the courses, in the first with one bend; None without a change.
     """
     count = np.arange(LEAST_PART, sizes.size - LEAST_PART + 1)
     sums = np.cumsum(sizes)
@@ -386,15 +389,6 @@ def _change_of_level(sizes: Floats, courses: Sequence[Floats]) -> tuple[int, flo
     square = max(sizes[:place].var() * place + sizes[place:].var() * (sizes.size - place), 1e-12)
     if pulls[best] <= SURE * np.sqrt(square / sizes.size) or abs(rise) <= np.log(LEVELS):
         return None
-    of_lines = [(1 - np.corrcoef(sizes, course)[0, 1] ** 2) * sizes.var() * sizes.size for course in courses]
+    bent = [[courses[0], np.maximum(courses[0], bend)] for bend in np.quantile(courses[0], _BENDS)]
+    of_lines = [square_around_lines(sizes, lines) for lines in [*bent, *([course] for course in courses)]]
     return place, rise, float(np.log(max(min(of_lines), 1e-12) / square)) * sizes.size / 2
-
-
-def _are_together(places: Sequence[float], span: float) -> bool:
-    """Whether most places are one, more than places drawn at random from so many would be."""
-    from scipy.stats import binom
-
-    values = np.asarray(places)
-    most = max(int((np.abs(values - value) <= TOGETHER).sum()) for value in values)
-    by_chance = values.size * float(binom.sf(most - 2, values.size - 1, min(1.0, (2 * TOGETHER + 1) / span)))
-    return most > SPREAD_OUT * values.size and by_chance < BY_CHANCE

@@ -215,6 +215,10 @@ def test_a_headline_beyond_a_limit_names_the_limit_and_how_many_times_it_that_is
     answer = curves_answer(reading)
     assert "JSON lines with metrics of verl" in answer.facts
     assert "likeliest" not in str(answer)
+    at_limit = lines_of(tmp_path / "at.jsonl", kl_k3=np.full(len(STEPS), 1.003e-3), entropy=np.ones(len(STEPS)))
+    metrics = read_metric_log(at_limit)
+    assert metrics is not None
+    assert "above the limit of NeMo-RL (0.001)" in reading_of_metrics(at_limit, metrics).verdict.sentence, "not 1 times"
     factor = tmp_path / "factor.jsonl"
     factor.write_text("".join(f'{{"step": {step}, "train/token_mult_prob_error": 1.08}}\n' for step in STEPS))
     metrics = read_metric_log(factor)

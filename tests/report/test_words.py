@@ -4,11 +4,12 @@ import html
 import re
 
 import pytest
+from markupsafe import escape
 
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT, WrittenNumber
 from mismatch_probe.records.summary import Summary
-from mismatch_probe.report.names import metric_aggregate
+from mismatch_probe.report.names import metric_aggregate, visible_sentence
 from mismatch_probe.report.page import render_html
 from mismatch_probe.report.sections.corrections import rule_words
 from mismatch_probe.report.view import Cell, Table, absences, with_values
@@ -56,6 +57,15 @@ def test_no_line_ends_inside_a_number_of_a_sentence() -> None:
     evidence = "".join(re.findall(r"<li>(token KL.*?)</li>", html_page))
     assert re.search(power, evidence)
     assert not re.search(power, re.sub(rf'<span class="whole">{power}</span>', "", evidence))
+
+
+@pytest.mark.parametrize("text", ["than the baseline's 0.0022.", 'of "x" 1.', "R & 1.", "1 < 3. So", "it's 7 % of 1."])
+def test_what_stands_on_one_line_is_no_part_of_an_entity(text: str) -> None:
+    """A tag behind the `&` of `&#39;s 1.` would show the rest as it is written in HTML."""
+    written = visible_sentence(text)
+    assert html.unescape(re.sub("<.*?>", "", written)) == text
+    assert re.sub("<[^>]*>", "", written) == str(escape(text))
+    assert not re.search("&<|<span[^>]*>[#a-z0-9]*;", written)
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_a_text_that_grows_sure_has_no_change_of_level(seed: int) -> None:
     "shape",
     [
         "rounding", "tail", "heavy tail", "zeros", "slow level", "grows", "grows fast", "of the response", "of the end",
-        "of the context", "some responses", "one token", "copied",
+        "of the context", "some responses", "one token", "copied", "sets in late", "both ends", "rises for long",
     ],
 )  # fmt: skip
 def test_no_other_shape_of_a_log_has_such_a_change(length: int, seed: int, shape: str) -> None:
@@ -150,6 +150,7 @@ def test_no_other_shape_of_a_log_has_such_a_change(length: int, seed: int, shape
     from_end = sequences.spread(sequences.lengths) - own
     rounding, large = random.normal(0, 0.01, count), random.normal(0, 1.0, count)
     steps = np.cumsum(random.normal(0, 0.15, count))
+    own_places = sequences.spread(sequences.lengths * random.uniform(0.2, 0.8, 48))
     diff = {
         "rounding": rounding,
         "tail": random.standard_t(1.5, count) * 0.01,
@@ -162,6 +163,9 @@ def test_no_other_shape_of_a_log_has_such_a_change(length: int, seed: int, shape
         "of the end": rounding + (from_end <= min(40, length // 3)) * large,
         "of the context": rounding + (places >= length // 2) * large,
         "some responses": rounding + sequences.spread(random.random(48) < 0.3) * large,
+        "sets in late": rounding * np.maximum(1, own / length * 4 - 2) ** 3,
+        "both ends": rounding * np.exp(4 * (2 * own / length - 1) ** 2 - 2),
+        "rises for long": rounding * np.exp(2.5 * np.clip((own - own_places) / length / 0.3 + 0.5, 0, 1)),
         "one token": rounding + (own == min(40, length // 3)) * large,
         "copied": np.where(own < sequences.spread(sequences.lengths * random.uniform(0.2, 0.8, 48)), 0.0, rounding),
     }[shape]
@@ -198,3 +202,15 @@ def test_a_log_with_such_a_change_says_so_and_accuses_no_weights() -> None:
         ).advice
         == judge(case(alone(simulated.clean(simulated.world())), is_logged=True)).advice
     )
+
+
+@pytest.mark.parametrize("begins_at", [9, 20, 25])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_in_few_short_responses_is_no_change_at_places_of_their_own(seed: int, begins_at: int) -> None:
+    """Many of 60 tokens are near each other by chance, and few by chance as near as where a window begins."""
+    made = simulated.world(12, 60, seed=seed)
+    disagreement, random = simulated.clean(made, Dtype.BF16), np.random.default_rng(seed)
+    is_outside = made.sequences.positions >= begins_at
+    diff = random.normal(0, 0.01, is_outside.size) * np.where(is_outside == (begins_at > 9), 10, 1)
+    log_pi = np.minimum(disagreement.pair.log_mu + diff, 0.0).astype(np.float32)
+    assert level_change_of(alone(replace(disagreement, pair=replace(disagreement.pair, log_pi=log_pi)))) is None

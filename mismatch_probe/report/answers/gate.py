@@ -14,8 +14,8 @@ from mismatch_probe.notation import (
     bounds_nothing,
     join_names,
     round_outwards,
+    write_bounds,
     write_change,
-    write_estimate,
     write_fold,
     write_many,
     write_number,
@@ -202,7 +202,7 @@ def _bounds_text(check: CheckResult) -> str:
         return "none"
     if check.kind == "max_regression":
         return f"{check.low:+.1%} to {check.high:+.1%}"
-    return write_estimate(replace(check.run_metric, value=check.value, low=check.low, high=check.high)).bounds
+    return write_bounds(replace(check.run_metric, value=check.value, low=check.low, high=check.high), check.limit)
 
 
 def passing_text(check: CheckResult) -> str:

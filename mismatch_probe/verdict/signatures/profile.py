@@ -1,6 +1,6 @@
 """How a deviation is spread over tokens and positions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
@@ -288,6 +288,37 @@ def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]
 
 def _class_of(unsure: Floats) -> Ints:
     return np.asarray((np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64))
+
+
+def square_around_lines(sizes: Floats, lines: Sequence[Floats]) -> float:
+    """The least sum of squares around a sum of multiples of these lines."""
+    rest, columns = sizes - sizes.mean(), [line - line.mean() for line in lines]
+    for number, column in enumerate(columns):
+        for each in (rest, *columns[number + 1 :]):
+            each -= column * (column @ each) / max(float(column @ column), 1e-300)
+    return float(rest @ rest)
+
+
+SPREAD_OUT: Final = 0.6
+"""Largest share of changes at one place of the context, of the response, or from its end; that has another cause."""
+BY_CHANCE: Final = 0.01
+"""Of places drawn at random, the probability above which as many are one: in short responses they often are."""
+TOGETHER: Final = (2, 4, 8)
+"""Tokens within which two places are one. As few tokens as hold most places are no chance in short responses either."""
+
+
+def are_together(places: Sequence[float], span: float) -> bool:
+    """Whether most places are one, more than places drawn at random from so many would be."""
+    from scipy.stats import binom
+
+    values = np.asarray(places)
+    distances = np.abs(values[:, None] - values)
+    for tokens in TOGETHER:
+        most = int((distances <= tokens).sum(1).max())
+        by_chance = values.size * float(binom.sf(most - 2, values.size - 1, min(1.0, (2 * tokens + 1) / span)))
+        if most > SPREAD_OUT * values.size and len(TOGETHER) * by_chance < BY_CHANCE:
+            return True
+    return False
 
 
 LEAST_SIZES: Final = 256
