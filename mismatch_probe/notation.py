@@ -151,8 +151,8 @@ def write_value(estimate: Estimate) -> str:
 
 
 def write_bounds(estimate: Estimate, limit: float) -> str:
-    """`2.9e-4 to 3.8e-4`: the digits are those of the interval, or three where no bounds or one on the other side of
-    the limit would be read.
+    """`2.9e-4 to 3.8e-4`: the digits are those of the interval, or three where no bounds would be read, or one on the
+    other side of the limit and three tell it from the limit.
     """
     assert estimate.low is not None
     assert estimate.high is not None
@@ -164,16 +164,21 @@ def write_bounds(estimate: Estimate, limit: float) -> str:
     def side(number: float) -> int:
         return (number > limit) - (number < limit)
 
-    return " to ".join(
-        text if side(float(text.replace(",", ""))) == side(bound) else write_number(bound)
-        for text, bound in zip(texts, bounds, strict=True)
-    )
+    def write(bound: float, text: str) -> str:
+        by_itself = write_number(bound)
+        return by_itself if side(_read(text)) != side(bound) == side(_read(by_itself)) else text
+
+    return " to ".join(map(write, bounds, texts))
+
+
+def _read(text: str) -> float:
+    return float(text.replace(",", ""))
 
 
 def shown_number(estimate: Estimate) -> float:
     """The value of an estimate as it is written, so that what is computed from it agrees with what is read."""
     try:
-        return float(write_estimate(estimate).value.replace(",", ""))
+        return _read(write_estimate(estimate).value)
     except ValueError:
         return estimate.value
 

@@ -68,6 +68,7 @@ def test_the_interval_sets_the_digits(value: float, low: float | None, high: flo
         (0.00104, 0.009, 0.001, "0.00104 to 0.0090"),
         (0.0012, 7.8e8, 0.001, "0.00120 to 7.80e8"),
         (0.00346, 0.00346, 0.001, "0.00346 to 0.00346"),
+        (1.0432, 1.0498, 1.05, "1.043 to 1.050"),
     ],
 )
 def test_bounds_are_numbers_on_the_side_of_the_limit_on_which_they_are(

@@ -86,7 +86,7 @@ def evaluate(
     ready_seconds = time.monotonic() - began if console.is_terminal else None
     clock = run_clock(preparation.comparison, run, ready_seconds=ready_seconds)
     sampled_by_pi = sides_still_to_sample(run) if settings.sample_pi else []
-    further = {pi.stage("sample"): f"PyTorch samples in {side_label(pi.name)}" for pi in sampled_by_pi}
+    further = {pi.stage("sample"): f"the training path samples in {side_label(pi.name)}" for pi in sampled_by_pi}
     with (
         can_go_on("evaluate", run, all_settings, console, is_new=not resume),
         noise_in(run.log_path("evaluate")) as quiet,

@@ -297,6 +297,8 @@ def _spell(value: Any) -> Any:
 
 
 def _texts(first: Any, second: Any) -> tuple[str, str]:
-    """Both as a file of settings writes them; in quotes where they read alike otherwise."""
-    old, new = (value if isinstance(value, str) else _NAMES.get(repr(value), repr(value)) for value in (first, second))
+    """Both as a file of settings writes them; in quotes where they are empty, or read alike otherwise."""
+    old, new = (
+        value if isinstance(value, str) and value else _NAMES.get(repr(value), repr(value)) for value in (first, second)
+    )
     return (repr(first), repr(second)) if old == new else (old, new)

@@ -267,7 +267,7 @@ def other_checkpoint(departures: Departures | None) -> Verdict | None:
     is_one_side = departures.distance is None
     cause = Cause.of(
         Code.OTHER_CHECKPOINT,
-        unless=", or its sampler is not the declared one" if is_one_side else "",
+        unless=", or its engine is not the declared one" if is_one_side else "",
         sides="the log-probs depart" if is_one_side else "both sides depart alike",
         evidence=_evidence(departures),
     )

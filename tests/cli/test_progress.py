@@ -156,7 +156,7 @@ def test_stages_that_no_clock_knows_are_counted_and_the_last_is_timed_by_its_own
     _, _, clock = two_stages(run)
     output = StringIO()
     with progress_listener(
-        Console(file=output), run, clock, {"sample-train-bf16": "PyTorch samples in BF16"}
+        Console(file=output), run, clock, {"sample-train-bf16": "the training path samples in BF16"}
     ) as listener:
         listener(StageStarted(stage=STAGE, batches=1, batches_done=0))
         listener(StageStarted(stage="sample-train-bf16", batches=4, batches_done=1))
@@ -166,8 +166,8 @@ def test_stages_that_no_clock_knows_are_counted_and_the_last_is_timed_by_its_own
     last = f"part {PARTS + 1} of {PARTS + 1}"
     assert output.getvalue().splitlines()[1:] == [
         f"part 1 of {PARTS + 1}: {SAMPLES}",
-        f"{last}: PyTorch samples in BF16, 1 of 4 batches recorded",
-        f"{last}, about 60 s left: PyTorch samples in BF16, 2 of 4 batches, 20 tokens/s",
+        f"{last}: the training path samples in BF16, 1 of 4 batches recorded",
+        f"{last}, about 60 s left: the training path samples in BF16, 2 of 4 batches, 20 tokens/s",
         "statistics and verdict",
     ]
 

@@ -170,3 +170,11 @@ def test_the_command_prints_one_document_and_a_screen(
     assert Difference.model_validate(json.loads(ended.stdout)).pairs
     assert "vllm 0.32.0 -> 0.33.0" in ended.stderr
     assert "abs(d) at positions" in ended.stderr
+
+
+def test_an_empty_text_is_shown_where_a_run_has_it(tmp_path: Path) -> None:
+    """A column that is empty in every row is left out, so that the first run would seem to have no part in it."""
+    first = simulated_run(tmp_path / "run", SMALL).read_manifest()
+    texts = [first.model_copy(update={"versions": {"build": text}}) for text in ("", "a")]
+    [change] = [change for change in changes(*texts) if change.name == "build"]
+    assert (change.first, change.second) == ("''", "a")

@@ -47,6 +47,7 @@ def test_each_way_to_depart_has_its_code(found: Departures, expected: list[str])
     verdict = other_checkpoint(found)
     codes = [cause.code for cause in beyond_format(found)] + ([] if verdict is None else [verdict.code])
     assert codes == expected
+    assert verdict is None or "sampler" not in verdict.sentence, "a user reads of the engine"
 
 
 def alone(disagreement: Disagreement) -> Disagreement:
