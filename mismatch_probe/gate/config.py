@@ -303,9 +303,7 @@ def as_preset(name: str) -> PresetName:
     """
     presets: dict[str, PresetName] = {preset: preset for preset in get_args(PresetName)}
     if name not in presets:
-        raise UsageError(
-            f"--preset {name!r} is unknown{did_you_mean(name, presets, '.')} Presets are {', '.join(presets)}"
-        )
+        raise UsageError(f"--preset {name} is unknown{did_you_mean(name, presets, '.')} Known are {', '.join(presets)}")
     return presets[name]
 
 
