@@ -167,6 +167,7 @@ def in_flight(
     old: Any, new: Any, prompts: Sequence[list[int]], ats: Sequence[int], tokens: int, seed: int, *, keeps_cache: bool
 ) -> Log:
     """Responses begun by the old weights and ended by the new ones from place `at` of the response on; 0: all new.
+    They are in the order of their prompts' length and of the place.
 
     keeps_cache: the keys and values of the old weights stay, as where an engine does not prefill again.
     """

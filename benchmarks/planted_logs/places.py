@@ -232,6 +232,7 @@ def flights(smollm2: Path | None, scratch: Path, *, explains: bool, keeps_cache:
             return log, rounding, size
 
         log, rounding, size = once(make, setting.folder.name, setting.prompts, ats, tokens, seed, level, keeps_cache)
+        ats = [at for _, at in sorted((len(prompt), at) for prompt, at in zip(setting.prompts, ats, strict=True))]
         words = (
             f"{setting.words}, {TIMES[level]:.0f} rms of {rounding:.2g} (rank 4, {size:.2g}), "
             f"{sum(map(bool, ats))} change{', old cache' if keeps_cache else ''}"

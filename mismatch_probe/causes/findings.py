@@ -298,7 +298,7 @@ class OfHeadroom(CauseEntry):
 
 class HeadroomCode(Catalogued):
     FITS = OfHeadroom(
-        "The checkpoint fits FP16, weights, activations and gradients, even without a loss scale.",
+        "The checkpoint fits FP16, weights, activations and gradients, on these responses even without a loss scale.",
         "{scale}",
         name="fits",
         variants={

@@ -303,7 +303,7 @@ def as_preset(name: str) -> PresetName:
     """
     presets: dict[str, PresetName] = {preset: preset for preset in get_args(PresetName)}
     if name not in presets:
-        raise UsageError(f"--preset {name!r} is unknown{did_you_mean(name, presets)}; there are {', '.join(presets)}")
+        raise UsageError(f"--preset {name} is unknown{did_you_mean(name, presets, '.')} Known are {', '.join(presets)}")
     return presets[name]
 
 
@@ -325,9 +325,9 @@ def load_gate(source: GateSource, flag: str = "--config") -> GateFile:
         return parse_gate({"gate": {"preset": source}}, f"--preset {source}")
     if not is_there(source):
         raise UsageError(
-            f"{flag} {source} does not exist. Without a file: `mismatch-probe gate RUN --preset nemo-rl`. "
-            "`mismatch-probe init gate` writes one to edit. Two lines are enough, "
-            'here for the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
+            f"there is no gate file {source}; {flag} names another one. Without a file: "
+            "`mismatch-probe gate RUN --preset nemo-rl`. `mismatch-probe init gate` writes one to edit. Two lines are "
+            'enough, here for the limits of NeMo-RL: [gate] and preset = "nemo-rl"'
         )
     return parse_gate(read_settings_file(source, flag=flag), str(source))
 

@@ -226,14 +226,15 @@ def _next_look_text(decision: GateDecision, gate: GateFile, run: OpenRun) -> str
     """A sentence on the next look and on the prompts that it takes."""
     next_sequences, settings = decision.look.next_sequences, run.manifest.settings
     assert next_sequences is not None
+    which = "next" if decision.look.number else "first"
     if run.manifest.log is not None:
         return (
-            f"the next look is at {next_sequences} sequences, and a pass needs {gate.settings.min_prompts} prompts: "
+            f"the {which} look is at {next_sequences} sequences, and a pass needs {gate.settings.min_prompts} prompts: "
             "import a log with as many"
         )
     num_prompts = gate.settings.prompts_for(next_sequences, settings.sampling.samples_per_prompt)
     return (
-        f"the next look is at {next_sequences} sequences, which takes {num_prompts} prompts of "
+        f"the {which} look is at {next_sequences} sequences, which takes {num_prompts} prompts of "
         f"{settings.prompts.source}"
     )
 
@@ -262,7 +263,7 @@ def _more_prompts_text(short: Sequence[CheckResult], gate: GateFile, run: OpenRu
 
 
 def _note_of_edited_file(gate_key: str, earlier: GateResult | None) -> list[str]:
-    if earlier is None or earlier.look is None or earlier.gate_key == gate_key:
+    if earlier is None or earlier.look is None or not earlier.look.number or earlier.gate_key == gate_key:
         return []
     return [
         f"this run was judged by other limits before, with {write_many(earlier.look.num_sequences, 'sequence')}: "

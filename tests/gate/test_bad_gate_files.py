@@ -82,4 +82,4 @@ def test_a_gate_file_that_cannot_be_used(
 
 def test_a_gate_file_that_is_not_there(command_line: CommandLine, baseline: RunDirectory, tmp_path: Path) -> None:
     ended = command_line("gate", baseline.path, "--config", tmp_path / "none.toml")
-    assert (ended.code, "does not exist" in ended.stderr) == (ExitCode.USAGE, True)
+    assert (ended.code, "there is no gate file" in ended.stderr) == (ExitCode.USAGE, True)

@@ -117,6 +117,16 @@ def test_limits_edited_after_a_look_are_noted(command_line: CommandLine, small: 
     assert "this run was judged by other limits before, with 32 sequences" in notes(KEPT)
 
 
+def test_limits_edited_before_the_first_look_are_not_noted(
+    command_line: CommandLine, small: RunDirectory, tmp_path: Path
+) -> None:
+    for limits in (BROKEN, KEPT):
+        config = gate_file(tmp_path, "[gate]\nmin_sequences = 4096\nmin_prompts = 32\nmax_sequences = 4096\n" + limits)
+        answer = command_line("gate", small.path, "--config", config, "--json").document
+        assert answer["look"]["number"] == 0
+        assert "other limits" not in " ".join(answer["notes"])
+
+
 def test_a_baseline_made_after_the_run_is_noted(command_line: CommandLine, small: RunDirectory, tmp_path: Path) -> None:
     later = simulated_run(tmp_path / "later", Simulation(num_prompts=32, mean_length=20))
     config = gate_file(tmp_path, "[gate]\nmin_sequences = 32\nmin_prompts = 32\nmax_sequences = 32\n" + REGRESSION)

@@ -91,7 +91,7 @@ def test_a_log_that_is_too_small_for_the_first_look_asks_for_a_log_and_not_for_a
     (tmp_path / "gate.toml").write_text(f"{text}max = 1.0\n")
     document = command_line("gate", run, "--config", tmp_path / "gate.toml", "--json").document
     assert (document["answer"], document["next_command"]) == ("inconclusive", None)
-    next_look = "the next look is at 128 sequences, and a pass needs 9 prompts: import a log with as many."
+    next_look = "the first look is at 128 sequences, and a pass needs 9 prompts: import a log with as many."
     assert document["sentence"].endswith(next_look)
 
 

@@ -83,7 +83,7 @@ def test_the_next_look_says_what_it_takes(command_line: CommandLine, small: RunD
     ended = command_line("gate", small.path, "--config", config)
     assert ended.code == ExitCode.INCONCLUSIVE
     assert (
-        "the next look is at 64 sequences, which takes 64 prompts of sums:long.\n    mismatch-probe compare"
+        "the first look is at 64 sequences, which takes 64 prompts of sums:long.\n    mismatch-probe compare"
         in ended.stdout
     )
 

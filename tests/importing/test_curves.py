@@ -129,6 +129,12 @@ def relations_to_limits(metric: str, level: float) -> list[str]:
     return [band.relation for band in published_bands(metric, level) if band.kind == "any"]
 
 
+def test_a_level_that_keeps_a_limit_and_lies_below_every_published_number_is_below(tmp_path: Path) -> None:
+    """A nightly test's limit is no number of a model."""
+    answer = probe("import", DATA / "areal.log", "--out", tmp_path / "run")
+    assert "below what is published of dense models and of mixtures of experts" in " ".join(answer.stdout.split())
+
+
 def test_a_limit_is_exact_and_a_band_is_as_near_as_its_distance_from_agreement() -> None:
     """Agreement is a probability factor of 1 and a correlation of 1, so that 1.08 is no 1.05 and 1.024."""
     assert relations_to_limits("token_mult_prob_error", 1.051) == ["above"]

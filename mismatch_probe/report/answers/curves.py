@@ -69,8 +69,9 @@ def curves_answer(reading: CurveReading) -> Answer:
         ],
         advice=[f"Log {sentence}" for sentence in next_columns],
         table=_curves_table(reading.curves, "under Names and sources"),
-        footnote="Levels are at the first and the last step, of a flat curve its median. Whether a level changes is a "
-        "test at 0.1 %, and a change below 1.5-fold is flat.",
+        footnote="Levels are those of the step or the line that fits the curve best, at its first and its last step; "
+        "of a flat curve its median. Whether a level changes is a test at 0.1 %, and a change below 1.5-fold is flat. "
+        "A level within a tenth of a published number is within it, since these are rounded; a limit is strict.",
         figure=_figure(reading.curves),
         sections=list(_sections(reading, bands)),
         screen=[
@@ -109,9 +110,8 @@ def _contradiction_lines(contradictions: Sequence[Contradiction]) -> Iterator[Li
 def _reading_notes(reading: CurveReading) -> Iterator[Lines]:
     lines = [f"note: {note}" for note in reading.notes]
     if reading.num_unknown:
-        says = "says" if reading.num_unknown == 1 else "say"
-        metrics = write_many(reading.num_unknown, "other metric")
-        lines.append(f"note: {metrics} of the log {says} nothing of the mismatch")
+        are = "is" if reading.num_unknown == 1 else "are"
+        lines.append(f"note: {write_many(reading.num_unknown, 'other metric')} of the log {are} not read")
     if lines:
         yield Lines(lines, "dim")
 
