@@ -313,6 +313,8 @@ LEVELS = 3.0
 THAN_GROWTH = 1.5
 """Nats by which the change of a response is at least likelier, in the mean, than growth along the context, or from its
 own start or end: a line in the place with at most one bend, or one in a place's logarithm, with normal errors."""
+_MOST_NATS = 5.0
+"""Of one response in this mean: noise that lasts for long makes a change in some responses very likely by chance."""
 _BENDS = np.linspace(0.1, 0.9, 9)
 """Shares of a response's such tokens behind which a line can bend: growth that sets in late, or ends early."""
 _MOST_EQUAL = 0.6
@@ -368,7 +370,7 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
     num_prompts = len({int(sequences.cluster_index[int(each[2])]) for each in more})
     if len(more) < max(LEAST_RESPONSES, LEAST_SHARE * num_long, ONE_WAY * len(fewer)) or num_prompts < LEAST_PROMPTS:
         return None
-    if np.mean([each[1] for each in more]) < THAN_GROWTH:
+    if np.mean([min(each[1], _MOST_NATS) for each in more]) < THAN_GROWTH:
         return None
     usual_span = float(np.median([each[6] for each in more]))
     if any(are_together([each[kind] for each in more], usual_span) for kind in (3, 4, 5)):

@@ -215,3 +215,16 @@ def test_a_window_in_few_short_responses_is_no_change_at_places_of_their_own(see
     diff = random.normal(0, 0.01, is_outside.size) * np.where(is_outside == (begins_at > 9), 10, 1)
     log_pi = np.minimum(disagreement.pair.log_mu + diff, 0.0).astype(np.float32)
     assert level_change_of(alone(replace(disagreement, pair=replace(disagreement.pair, log_pi=log_pi)))) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_growth_in_noise_that_lasts_is_no_change_in_long_responses(seed: int) -> None:
+    """A step is far likelier than growth in half of them and far less likely in the others."""
+    made = replace(simulated.world(10, 4000, seed=seed), prompt_lengths=np.full(10, 20))
+    disagreement, random = simulated.clean(made, Dtype.BF16), np.random.default_rng(seed)
+    sequences = made.sequences
+    lasting = np.convolve(random.normal(0, 0.15, sequences.num_tokens), np.exp(-np.arange(200) / 80), "same")
+    growth = 2 * sequences.positions / sequences.spread(sequences.lengths)
+    diff = random.normal(0, 0.01, lasting.size) * np.exp(lasting + growth)
+    log_pi = np.minimum(disagreement.pair.log_mu + diff, 0.0).astype(np.float32)
+    assert level_change_of(alone(replace(disagreement, pair=replace(disagreement.pair, log_pi=log_pi)))) is None
