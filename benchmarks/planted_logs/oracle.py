@@ -24,6 +24,7 @@ from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import LONGEST, Random, of_prompt, rms
 from benchmarks.planted_logs.pools import DEMO, sampled_by_vllm
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.verdict import departures
 from mismatch_probe.verdict.signatures.profile import Disagreement
@@ -147,21 +148,28 @@ def levels_by_sureness(log: Log) -> Floats:
     )
 
 
-def is_named(log: Log, least: float, levels: Floats | None) -> bool:
-    """Whether our statistic of a change of level names the log, on tokens that are less sure than 1 - `least`."""
+def changes_in(log: Log, least: float, levels: Floats | None) -> tuple[int, int, int]:
+    """How many responses rise by our statistic of a change of level, and how many fall, of those that are long enough,
+    on tokens that are less sure than 1 - `least`.
+    """
     rises = falls = num_long = 0
     for response in log:
         unsure, sizes = sizes_of(response)
         seen = unsure > least
-        if seen.sum() < 2 * departures.LEAST_PART:
+        if seen.sum() < 2 * curves.LEAST_PART:
             continue
         num_long += 1
         own = np.maximum(sizes[seen], np.median(sizes[seen]) - np.log(10))
         if levels is not None:
             own = own - levels[np.digitize(np.log10(unsure[seen]), SURENESS)]
-        change = departures._change_of_level(own, [response.places[seen].astype(np.float64)])
+        change = curves.change_of_level(own, [response.places[seen].astype(np.float64)])
         rises += change is not None and change[1] > 0
         falls += change is not None and change[1] < 0
+    return rises, falls, num_long
+
+
+def is_named(log: Log, least: float, levels: Floats | None) -> bool:
+    rises, falls, num_long = changes_in(log, least, levels)
     more, fewer = max(rises, falls), min(rises, falls)
     fewest = max(departures.LEAST_RESPONSES, departures.LEAST_SHARE * num_long, departures.ONE_WAY * fewer)
     return more >= fewest
@@ -233,6 +241,10 @@ def main() -> None:
         accused = {kind: sum(is_named(log, least, of_levels) for log in logs) for kind, logs in sound.items()}
         how = "as it is" if of_levels is None else "less the level of tokens as sure"
         print(f"1 - p above {least:g}, {how}: named {share(named, flags.draws)}; accused {accused}", flush=True)
+    counts = [changes_in(log, 1e-4, levels) for logs in sound.values() for log in logs]
+    shares = [max(rises, falls) / max(num_long, 1) for rises, falls, num_long in counts]
+    num_changes, num_responses = sum(rises + falls for rises, falls, _ in counts), sum(of for _, _, of in counts)
+    print(f"sound responses that change: {num_changes} of {num_responses}, at most {max(shares):.0%} of a log one way")
     law = Law.of(pool)
     with_fault = np.array([ratio_of(made, law, size) for _, made, size in cases])
     others = (planted(np.random.default_rng([flags.seed + 1, number]), pool) for number in range(126))

@@ -204,10 +204,8 @@ def gives_settings(*groups: Flags) -> Callable[[CommandFunction], CommandFunctio
     def with_flags(command: CommandFunction) -> CommandFunction:
         @wraps(command)
         def call(context: typer.Context, **values: Any) -> ExitCode:
-            settings, own_values = (
-                given_by(flags, context),
-                {name: values[name] for name in values if name not in flags},
-            )
+            settings = given_by(flags, context)
+            own_values = {name: value for name, value in values.items() if name not in flags}
             _require_presence(settings.get("model", {}).get("path"), own_values)
             return command(settings, **own_values)
 

@@ -8,10 +8,9 @@ Weights that change while responses are sampled change the level of the deviatio
 its own; a log shows that without checkpoints, and not which weights they are.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import write_estimate, write_many, write_number
 from mismatch_probe.records.summary import Cause, Verdict
+from mismatch_probe.stats.curves import LEAST_PART, change_of_level
 from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Conditioning, Estimate
 from mismatch_probe.stats.rounding import LEAST_NATS, LONE, Floor
@@ -29,7 +29,6 @@ from mismatch_probe.verdict.signatures.profile import (
     lower_bound,
     root_mean_square,
     sizes_by_sureness,
-    square_around_lines,
 )
 from mismatch_probe.verdict.signatures.recording import LEAST_OCTAVES
 
@@ -303,20 +302,11 @@ def _units(
     return np.asarray(np.hypot(floor.of_format(dtype.round_off / format_of_error.round_off).at(exact), least))
 
 
-LEAST_PART = 8
-"""Such tokens on either side of a change of level."""
-SURE = 4.5
-"""Standard errors by which the levels of a response's two parts differ. One sound response in a hundred of a sure model
-lies as far apart, threefold, and no log has LEAST_SHARE of them (`reports/planted-logs.md`)."""
-LEVELS = 3.0
-"""Times the level of the other part, in geometric means."""
 THAN_GROWTH = 1.5
 """Nats by which the change of a response is at least likelier, in the mean, than growth along the context, or from its
 own start or end: a line in the place with at most one bend, or one in a place's logarithm, with normal errors."""
 _MOST_NATS = 5.0
 """Of one response in this mean: noise that lasts for long makes a change in some responses very likely by chance."""
-_BENDS = np.linspace(0.1, 0.9, 9)
-"""Shares of a response's such tokens behind which a line can bend: growth that sets in late, or ends early."""
 _MOST_EQUAL = 0.6
 """Share of a part's tokens that are equal bit for bit; with more it was copied, not computed otherwise."""
 LEAST_SHARE = 0.15
@@ -346,12 +336,26 @@ class LevelChange:
         )
 
 
+class _Change(NamedTuple):
+    """Inside one response."""
+
+    row: int
+    rise: float
+    """Of the log of the level."""
+    nats: float
+    """By which it is likelier than growth."""
+    span: int
+    """Tokens among which it can be."""
+    places: tuple[int, int, int]
+    """Of the context, of the response, and from its end."""
+
+
 def level_change_of(disagreement: Disagreement) -> LevelChange | None:
     """The change of level inside responses, each at its own place; None where there is none."""
     sequences = disagreement.pair.sequences
     is_equal, places = disagreement.pair.diff == 0, disagreement.places
     is_moved, sizes, levels = sizes_by_sureness(disagreement)
-    changes: list[tuple[float, ...]] = []
+    changes: list[_Change] = []
     num_long = 0
     for row, (start, end) in enumerate(pairwise(sequences.offsets.tolist())):
         at = np.flatnonzero(is_moved[start:end]) + start
@@ -360,37 +364,22 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
         num_long += 1
         own = sizes[at]
         courses = [places[at].astype(np.float64), np.log(places[at]), np.log(at - start + 1), np.log(end - at)]
-        change = _change_of_level(np.maximum(own, np.median(own) - np.log(10)) - levels[at], courses)
-        if change is None or max(is_equal[at[: change[0]]].mean(), is_equal[at[change[0] :]].mean()) > _MOST_EQUAL:
+        change = change_of_level(np.maximum(own, np.median(own) - np.log(10)) - levels[at], courses)
+        if change is None:
             continue
-        first, span = int(at[change[0]]), int(at[-LEAST_PART] - at[LEAST_PART]) + 1
-        changes.append((*change[1:], row, places[first], first - start, end - first, span))
-    rises, falls = ([each for each in changes if each[0] * way > 0] for way in (1, -1))
+        number, rise, nats = change
+        if max(is_equal[at[:number]].mean(), is_equal[at[number:]].mean()) > _MOST_EQUAL:
+            continue
+        first, room = int(at[number]), int(at[-LEAST_PART] - at[LEAST_PART]) + 1
+        changes.append(_Change(row, rise, nats, room, (int(places[first]), first - start, end - first)))
+    rises, falls = ([each for each in changes if each.rise * way > 0] for way in (1, -1))
     more, fewer = (rises, falls) if len(rises) >= len(falls) else (falls, rises)
-    num_prompts = len({int(sequences.cluster_index[int(each[2])]) for each in more})
+    num_prompts = len({int(sequences.cluster_index[each.row]) for each in more})
     if len(more) < max(LEAST_RESPONSES, LEAST_SHARE * num_long, ONE_WAY * len(fewer)) or num_prompts < LEAST_PROMPTS:
         return None
-    if np.mean([min(each[1], _MOST_NATS) for each in more]) < THAN_GROWTH:
+    if np.mean([min(each.nats, _MOST_NATS) for each in more]) < THAN_GROWTH:
         return None
-    usual_span = float(np.median([each[6] for each in more]))
-    if any(are_together([each[kind] for each in more], usual_span) for kind in (3, 4, 5)):
+    span = float(np.median([each.span for each in more]))
+    if any(are_together(places_of_kind, span) for places_of_kind in zip(*(each.places for each in more), strict=True)):
         return None
-    return LevelChange(len(more), num_long, float(np.exp(np.median([each[0] for each in more]))))
-
-
-def _change_of_level(sizes: Floats, courses: Sequence[Floats]) -> tuple[int, float, float] | None:
-    """The place of the surest change among log sizes, by how much they rise there, and by how many nats a change is
-    likelier than the likeliest line in one of the courses, in the first with one bend; None without a change.
-    """
-    count = np.arange(LEAST_PART, sizes.size - LEAST_PART + 1)
-    sums = np.cumsum(sizes)
-    rises = (sums[-1] - sums[count - 1]) / (sizes.size - count) - sums[count - 1] / count
-    pulls = np.abs(rises) * np.sqrt(count * (sizes.size - count) / sizes.size)
-    best = int(pulls.argmax())
-    place, rise = int(count[best]), float(rises[best])
-    square = max(sizes[:place].var() * place + sizes[place:].var() * (sizes.size - place), 1e-12)
-    if pulls[best] <= SURE * np.sqrt(square / sizes.size) or abs(rise) <= np.log(LEVELS):
-        return None
-    bent = [[courses[0], np.maximum(courses[0], bend)] for bend in np.quantile(courses[0], _BENDS)]
-    of_lines = [square_around_lines(sizes, lines) for lines in [*bent, *([course] for course in courses)]]
-    return place, rise, float(np.log(max(min(of_lines), 1e-12) / square)) * sizes.size / 2
+    return LevelChange(len(more), num_long, float(np.exp(np.median([each.rise for each in more]))))

@@ -330,4 +330,5 @@ def test_a_log_with_nothing_to_judge_is_inconclusive(folder: Path) -> None:
         folder / "step_0.jsonl", [{name: one[name] for name in one if name != "train_logprobs"} for one in step_rows()]
     )
     old(folder)
-    watched(folder, code=ExitCode.INCONCLUSIVE)
+    _, record = watched(folder, code=ExitCode.INCONCLUSIVE)
+    assert record.num_judged == 0

@@ -290,15 +290,6 @@ def _class_of(unsure: Floats) -> Ints:
     return np.asarray((np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64))
 
 
-def square_around_lines(sizes: Floats, lines: Sequence[Floats]) -> float:
-    """The least sum of squares around a sum of multiples of these lines."""
-    rest, columns = sizes - sizes.mean(), [line - line.mean() for line in lines]
-    for number, column in enumerate(columns):
-        for each in (rest, *columns[number + 1 :]):
-            each -= column * (column @ each) / max(float(column @ column), 1e-300)
-    return float(rest @ rest)
-
-
 SPREAD_OUT: Final = 0.6
 """Largest share of changes at one place of the context, of the response, or from its end; that has another cause."""
 BY_CHANCE: Final = 0.01
