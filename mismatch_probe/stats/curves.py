@@ -309,8 +309,8 @@ def change_of_level(logs: Floats, courses: Sequence[Floats]) -> tuple[int, float
     """The place of the surest change inside a series of log sizes, by how much they rise there, and by how many nats a
     change is likelier than the likeliest line in one of the courses, in the first with one bend; None without a change.
     """
-    place, level, level_behind, left = _best_step(logs, np.arange(LEAST_PART, logs.size - LEAST_PART + 1))
-    rise, square = level_behind - level, max(left, 1e-12)
+    place, level, level_behind, leftover = _best_step(logs, np.arange(LEAST_PART, logs.size - LEAST_PART + 1))
+    rise, square = level_behind - level, max(leftover, 1e-12)
     errors = abs(rise) * np.sqrt(place * (logs.size - place) / square)
     if errors <= SURE or abs(rise) <= np.log(LEVELS):
         return None
