@@ -101,7 +101,8 @@ _NEAR: Final = 0.1
 A limit is none of these."""
 _LIMIT: Final = "any"
 """The kind of a band that is a limit, of models of any kind."""
-_LIMITS: Final = ("limit", "alert")
+_LIMIT_WORDS: Final = ("limit", "alert")
+"""With which the words of a limit begin, of one kind of model too."""
 _NO_SHAPE: Final = "other"
 _MOST_POINTS: Final = 2000
 _NUM_COLUMNS: Final = 3
@@ -328,12 +329,12 @@ def _relation_to_bands(curve: MetricCurve) -> str:
     """`above what is published of dense models and of mixtures of experts, 4.1 times the limit of NeMo-RL (0.001)`."""
     relations: dict[str, list[str]] = {}
     for kind, words in (("dense", "dense models"), ("mixture", "mixtures of experts")):
-        of_kind = [band for band in curve.bands if band.kind == kind and not band.words.startswith(_LIMITS)]
+        of_kind = [band for band in curve.bands if band.kind == kind and not band.words.startswith(_LIMIT_WORDS)]
         if relation := _relation_to([band.relation for band in of_kind]):
             relations.setdefault(relation, []).append(words)
     parts = [f"{relation} what is published of {' and of '.join(kinds)}" for relation, kinds in relations.items()]
     limits = [band for band in curve.bands if band.kind == _LIMIT and band.relation != "within"]
-    parts += [_beyond(curve, band) for band in limits if band.words.startswith(_LIMITS)]
+    parts += [_beyond(curve, band) for band in limits if band.words.startswith(_LIMIT_WORDS)]
     return ", ".join(parts)
 
 
