@@ -1,9 +1,12 @@
-"""What a process asks of libgomp and glibc, and what is closed at the end of its block."""
+"""What a process asks of libgomp, glibc and the system, and what is closed at the end of its block."""
 
 import ctypes
 import os
 import sys
+import threading
+import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Final, Self
 
 COMPUTING_VARIABLES: Final = (
@@ -13,6 +16,7 @@ COMPUTING_VARIABLES: Final = (
 """Beginnings of environment variables that tell libraries how to compute."""
 
 _C_LIBRARY: Final = ctypes.CDLL(None)
+_THREAD_POLL_SECONDS: Final = 0.001
 _SPINS: Final = "10000"
 _KERNEL_CACHES: Final = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 """oneDNN's own, and the one PyTorch's bridge to it puts on top."""
@@ -48,6 +52,17 @@ def renew_thread_pool() -> None:
     """
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(torch.get_num_threads())
+
+
+def join_thread(thread: threading.Thread) -> None:
+    """Wait for the end of a thread before this process forks.
+
+    `Thread.join` returns while the C library still frees what the thread held. A fork meanwhile copies the locks that
+    this takes as they are: held, for ever. The next process that resolves a host name then hangs.
+    """
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        time.sleep(_THREAD_POLL_SECONDS)
 
 
 def release_freed_memory() -> None:

@@ -1,13 +1,16 @@
+import ctypes
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from inspect import getsource
 from pathlib import Path
 
 import pytest
 import torch
 
-from mismatch_probe.host import release_freed_memory
+from mismatch_probe.host import join_thread, release_freed_memory
 
 pytestmark = pytest.mark.slow
 
@@ -103,3 +106,26 @@ print(multiply(range(200, 500)) - few)
 def test_products_of_ever_new_shapes_leave_nothing_behind() -> None:
     kept, piled_up = (int(message_of(SHAPES.format(prepare=call))) for call in ("prepare_process()", ""))
     assert piled_up > 4 * max(kept, 2**20)
+
+
+@pytest.fixture
+def late_thread() -> Iterator[threading.Thread]:
+    """A thread that the C library ends for 0.3 s after Python has joined it: the destructor of its value sleeps."""
+    libc = ctypes.CDLL(None)
+    key = ctypes.c_uint()
+    assert libc.pthread_key_create(ctypes.byref(key), libc.usleep) == 0
+    yield threading.Thread(target=libc.pthread_setspecific, args=(key, ctypes.c_void_p(300_000)))
+    libc.pthread_key_delete(key)
+
+
+def is_listed(thread: threading.Thread) -> bool:
+    return Path(f"/proc/self/task/{thread.native_id}").exists()
+
+
+@ON_LINUX
+def test_a_joined_thread_is_gone_from_the_system_where_join_alone_returns_before(late_thread: threading.Thread) -> None:
+    late_thread.start()
+    late_thread.join()
+    assert is_listed(late_thread)
+    join_thread(late_thread)
+    assert not is_listed(late_thread)

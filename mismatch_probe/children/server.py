@@ -35,7 +35,7 @@ from mismatch_probe.children.messages import (
     send_number,
     signal_group,
 )
-from mismatch_probe.host import prepare_process, renew_thread_pool
+from mismatch_probe.host import join_thread, prepare_process, renew_thread_pool
 
 _GRACE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
@@ -231,7 +231,7 @@ def _watch(control: socket.socket) -> Iterator[None]:
         yield
     finally:
         end_event.set()
-        thread.join()
+        join_thread(thread)
 
 
 def _asked_scratch(control: socket.socket) -> list[Path]:
