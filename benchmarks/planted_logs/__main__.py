@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--smollm2", type=Path, default=Path("build/real/smollm2"))
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--only", default="", help="Cases whose name this regular expression is found in.")
+    parser.add_argument("--strength", choices=LEVELS, help="This strength alone, and no sound logs.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--publish", type=Path)
     parser.add_argument("--minutes", type=float, default=1e9, help="Start no case later than this.")
@@ -99,6 +100,7 @@ def main() -> None:
         for (item, name) in [*faults, *sound]
         for level in (range(3) if (item, name) in faults else [1])
         if re.search(flags.only, name)
+        and (flags.strength is None or ((item, name) in faults and LEVELS[level] == flags.strength))
     ]
     for item, name, level, draw in jobs:
         key = (item, name, LEVELS[level] if (item, name) in faults else "clean", draw)

@@ -46,8 +46,11 @@ class Speaker:
         return int(self.tokenizer.eos_token_id)
 
     @property
-    def argument(self) -> str:
-        return "demo" if self.folder == DEMO else str(self.folder)
+    def arguments(self) -> list[str]:
+        """Of `import`. All responses are read and looked at; statistics and `explain` take some of them."""
+        if self.folder == DEMO:
+            return ["--model", "demo", "--max-tokens", "600"]
+        return ["--model", str(self.folder), "--max-tokens", "128"]
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -59,7 +62,7 @@ class Speaker:
     def questions(self, random: Random, count: int) -> list[list[int]]:
         """Prompts without the header of the answer."""
         if self.folder == DEMO:
-            prompts = prompts_of_sums(count, int(random.integers(4, 8)), int(random.integers(2**20)))
+            prompts = prompts_of_sums(count, int(random.integers(2, 5)), int(random.integers(2**20)))
         else:
             texts = chats(self.folder)
             prompts = [texts[i] for i in random.integers(0, len(texts), count)]
@@ -220,7 +223,7 @@ def turns_plant(name: str | None, smollm2: Path | None) -> Plant:
             named = judged(answer, BREAKS[name][1], wheres, len(log) - count)
             return replace(named, words=f"{answer.verdict['kind']} {answer.verdict['code']}: {named.words}")
 
-        return Planted(write(folder, log), judge, ["--model", speaker.argument], words)
+        return Planted(write(folder, log), judge, speaker.arguments, words)
 
     return planted
 
@@ -244,7 +247,7 @@ def rows_with_tools(speaker: Speaker, random: Random, count: int, *, closes: boo
         ([*q, *speaker.header], [], [], []) for q in asked
     ]
     for stretch in range(2):
-        tokens = [int(random.integers(48, 72))] * len(rows)
+        tokens = [int(random.integers(80, 110)) if speaker.folder == DEMO else int(random.integers(48, 72))] * len(rows)
         found = speaker.answers([[*row[0], *row[1]] for row in rows], tokens, int(random.integers(2**30)))
         kept = []
         for (prompt, ids, mu, mask), (new, values) in zip(rows, found, strict=True):
@@ -280,10 +283,13 @@ def masks_plant(edge: str | None, smollm2: Path | None) -> Plant:
             if edge is None:
                 return judge_sound(answer)
             named = judge_edge(edge)(answer)
+            head = answer.findings.get("constant_head")
+            if edge == "begins early" and head is not None and "later stretches" in head["sentence"]:
+                named = Named(True, words=head["sentence"])  # the same token of a header each time: named by it
             return replace(named, words=f"{answer.verdict['kind']} {answer.verdict['code']}: {named.words}")
 
         words = f"{write.__name__}, {edge}, {len(log)} rows, pi {has_pi}, closes {closes}"
-        return Planted(write(folder, log), judge, ["--model", speaker.argument], words)
+        return Planted(write(folder, log), judge, speaker.arguments, words)
 
     return planted
 
@@ -321,7 +327,7 @@ def heads_plant(smollm2: Path | None) -> Plant:
             return replace(named, words=f"{answer.verdict['kind']} {answer.verdict['code']}: {named.words}")
 
         words = f"{write.__name__}, {len(head)} tokens, {count} responses, scored {is_scored}, pi {has_pi}"
-        return Planted(write(folder, log), judge, ["--model", speaker.argument], words)
+        return Planted(write(folder, log), judge, speaker.arguments, words)
 
     return planted
 
