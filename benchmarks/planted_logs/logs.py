@@ -95,7 +95,7 @@ def moved_edges(mask: list[int], edge: str) -> list[int]:
     places = {"begins early": begins - 1, "begins late": begins, "ends early": ends - 1, "ends late": ends}[edge]
     places = places[(places >= 0) & (places < moved.size)]
     moved[places] = 1 if edge in ("begins early", "ends late") else 0
-    return moved.tolist()
+    return [int(value) for value in moved]
 
 
 def judge_edge(edge: str) -> Judge:
