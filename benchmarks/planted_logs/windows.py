@@ -17,6 +17,13 @@ import numpy as np
 
 from benchmarks.planted_logs import places
 from benchmarks.planted_logs.base import Floats, Log, Response, read_run, some
+from benchmarks.planted_logs.clean import (
+    agreeing_siblings,
+    lines_of_a_form,
+    noisy_by_length,
+    short_answers,
+    single_prompt,
+)
 from benchmarks.planted_logs.computed import Fault
 from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import Random
@@ -112,6 +119,13 @@ def main() -> None:
             wrong = sum(onset_of(disagreement_of(log)) is not None for log in logs)
             print(f"{name}, {kind}: {wrong} of {len(logs)} accused", flush=True)
             accused, total = accused + wrong, total + len(logs)
+    for draw in (lines_of_a_form, noisy_by_length, agreeing_siblings, short_answers, single_prompt):
+        randoms = [
+            np.random.default_rng([flags.seed, number, *draw.__name__.encode()]) for number in range(flags.draws)
+        ]
+        wrong = sum(onset_of(disagreement_of(draw(random, pools))) is not None for random in randoms)
+        print(f"{name}: {wrong} of {flags.draws} accused", flush=True)
+        accused, total = accused + wrong, total + flags.draws
     low, high = binomial(accused, total)
     print(f"sound logs accused: {accused} of {total} [{low:.1%}, {high:.1%}]")
 
