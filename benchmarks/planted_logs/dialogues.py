@@ -242,7 +242,7 @@ def rows_with_tools(speaker: Speaker, random: Random, count: int, *, closes: boo
     """Rows of two or three sampled stretches that end a turn, with what a tool or user says between them, outside the
     mask; closes: the template's last new line stands at the end. What is not sampled has no number yet.
     """
-    asked = speaker.questions(random, 2 * count)
+    asked = speaker.questions(random, (2 if speaker.folder == DEMO else 4) * count)  # few of SmolLM2 end in time
     rows: list[tuple[list[int], list[int], list[float], list[int]]] = [
         ([*q, *speaker.header], [], [], []) for q in asked
     ]
