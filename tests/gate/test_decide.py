@@ -5,6 +5,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, parse_gate
 from mismatch_probe.gate.decide import GateDecision, decide
 from mismatch_probe.gate.measure import Evidence, Measurer
+from mismatch_probe.report.answers.gate import checks_table
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
