@@ -248,6 +248,7 @@ _NEXT: Final = {
     "compare": _ADD_FP32,
     "evaluate": _ADD_FP32,
     "explain": ("Explain the log", "with its checkpoint each cause is computed; the command is below"),
+    "import": ("Import the joined turns", "what the broken turns cost is measured there; the command is below"),
     "localize": ("Localize it", "to the part it comes from; the command is below"),
     "headroom": ("Examine FP16", "whether the checkpoint fits it; the command is below"),
 }
