@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planted_logs import checkpoint, choices, curves, logs, places, turns
+from benchmarks.planted_logs import checkpoint, choices, curves, dialogues, logs, places, turns
 from benchmarks.planted_logs.clean import KINDS, clean, flat_curve
 from benchmarks.planted_logs.judging import Named, ask
 from benchmarks.planted_logs.logs import Plant, Pools
@@ -45,6 +45,7 @@ def planted_faults(scratch: Path, smollm2: Path) -> dict[tuple[int, str], Plant]
         (8, "weights that change, not recorded"): logs.changing_weights(False),
         **checkpoint.faults(scratch),
         **places.faults(scratch, smollm2),
+        **dialogues.faults(smollm2),
     }
 
 
@@ -54,6 +55,7 @@ def clean_logs(scratch: Path, smollm2: Path) -> dict[tuple[int, str], Plant]:
         (0, "flat curves"): flat_curve,
         **checkpoint.clean_logs(scratch),
         **places.clean_logs(smollm2),
+        **dialogues.clean_logs(smollm2),
     }
 
 
@@ -81,11 +83,12 @@ def main() -> None:
     parser.add_argument("--smollm2", type=Path, default=Path("build/real/smollm2"))
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--only", default="", help="Cases whose name this regular expression is found in.")
+    parser.add_argument("--strength", choices=LEVELS, help="This strength alone, and no sound logs.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--publish", type=Path)
     parser.add_argument("--minutes", type=float, default=1e9, help="Start no case later than this.")
     flags = parser.parse_args()
-    needs_pools = "computed" not in flags.only
+    needs_pools = not re.search("computed|sampled:", flags.only)
     pools = all_pools(flags.scratch, flags.smollm2) if needs_pools else {}
     file = flags.scratch / f"cases-{flags.seed}.jsonl"
     done = {tuple(json.loads(line)["key"]) for line in file.read_text().splitlines()} if file.exists() else set()
@@ -97,6 +100,7 @@ def main() -> None:
         for (item, name) in [*faults, *sound]
         for level in (range(3) if (item, name) in faults else [1])
         if re.search(flags.only, name)
+        and (flags.strength is None or ((item, name) in faults and LEVELS[level] == flags.strength))
     ]
     for item, name, level, draw in jobs:
         key = (item, name, LEVELS[level] if (item, name) in faults else "clean", draw)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.planted_logs.base import Floats, Log, Response, by_prompt, pick, some
-from benchmarks.planted_logs.judging import Answer, Named, Planted
+from benchmarks.planted_logs.judging import Answer, Judge, Named, Planted
 from benchmarks.planted_logs.writing import BOTH_SIDES, plain
 
 Random = np.random.Generator
@@ -51,6 +51,14 @@ def constant_head(random: Random, pools: Pools, folder: Path, level: int) -> Pla
             )
         )  # fmt: skip
 
+    return Planted(
+        write(folder, made),
+        judge_head(size),
+        words=f"{write.__name__}, {size} tokens, {len(log)} responses, scored {scored}",
+    )
+
+
+def judge_head(size: int) -> Judge:
     def judge(answer: Answer) -> Named:
         finding = answer.findings.get("constant_head")
         words = finding["sentence"] if finding else answer.words[:200]
@@ -59,9 +67,7 @@ def constant_head(random: Random, pools: Pools, folder: Path, level: int) -> Pla
         counted += [value for word, value in named.items() if word in words]
         return Named(finding is not None, finding is not None and (size in counted or size == 1), None, words)
 
-    return Planted(
-        write(folder, made), judge, words=f"{write.__name__}, {size} tokens, {len(log)} responses, scored {scored}"
-    )
+    return judge
 
 
 EDGES = ("begins early", "begins late", "ends early", "ends late")
@@ -81,6 +87,27 @@ def with_tools(random: Random, pool: Log, missing: float) -> Response:
     )  # fmt: skip
 
 
+def moved_edges(mask: list[int], edge: str) -> list[int]:
+    """Each stretch of a mask with one of its edges a token off, where the row has a token there."""
+    moved = np.array(mask)
+    steps = np.diff(moved, prepend=0, append=0)
+    begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    places = {"begins early": begins - 1, "begins late": begins, "ends early": ends - 1, "ends late": ends}[edge]
+    places = places[(places >= 0) & (places < moved.size)]
+    moved[places] = 1 if edge in ("begins early", "ends late") else 0
+    return [int(value) for value in moved]
+
+
+def judge_edge(edge: str) -> Judge:
+    def judge(answer: Answer) -> Named:
+        finding = answer.findings.get("mask_edge")
+        words = finding["sentence"] if finding else answer.words[:200]
+        place = all(word[:3] in words for word in edge.split())
+        return Named(finding is not None and finding["level"] != "note", place, None, words)
+
+    return judge
+
+
 def mask_edge(edge: str) -> Plant:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         write = BOTH_SIDES[pick(random, range(3))]
@@ -89,22 +116,9 @@ def mask_edge(edge: str) -> Plant:
         log = [with_tools(random, pool, np.nan if write is plain else 0.0) for _ in range(count)]
         made = []
         for response in log:
-            mask = np.array(response.mask)
-            steps = np.diff(mask, prepend=0, append=0)
-            begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-            places = {"begins early": begins - 1, "begins late": begins, "ends early": ends - 1, "ends late": ends}[
-                edge
-            ]
-            mask[places] = 1 if edge in ("begins early", "ends late") else 0
-            made.append(replace(response, mask=mask.tolist()))
+            made.append(replace(response, mask=moved_edges(response.mask or [], edge)))
 
-        def judge(answer: Answer) -> Named:
-            finding = answer.findings.get("mask_edge")
-            words = finding["sentence"] if finding else answer.words[:200]
-            place = all(word[:3] in words for word in edge.split())
-            return Named(finding is not None and finding["level"] != "note", place, None, words)
-
-        return Planted(write(folder, made), judge, words=f"{write.__name__}, {edge}, {count} responses")
+        return Planted(write(folder, made), judge_edge(edge), words=f"{write.__name__}, {edge}, {count} responses")
 
     return planted
 

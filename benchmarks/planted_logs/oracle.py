@@ -175,17 +175,20 @@ def is_named(log: Log, least: float, levels: Floats | None) -> bool:
     return more >= fewest
 
 
-def is_named_by_package(log: Log) -> bool:
-    """Whether the package names a change of level inside the responses of the log."""
+def disagreement_of(log: Log) -> Disagreement:
+    """As the package sees a log of both sides in BF16 without a checkpoint."""
     prompts: dict[tuple[int, ...], int] = {}
     numbers = [prompts.setdefault(tuple(response.prompt), len(prompts)) for response in log]
     sequences = Sequences(np.cumsum([0, *(len(response.ids) for response in log)]), np.array(numbers))
     mu, pi = (np.concatenate([getattr(response, side) for response in log]).astype(np.float32) for side in ("mu", "pi"))
     lengths = np.array([len(response.prompt) for response in log])
     pair = TokenPair(sequences, log_pi=pi, log_mu=mu)
-    return (
-        departures.level_change_of(Disagreement(pair, Dtype.BF16, Dtype.BF16, 1e-6, prompt_lengths=lengths)) is not None
-    )
+    return Disagreement(pair, Dtype.BF16, Dtype.BF16, 1e-6, prompt_lengths=lengths)
+
+
+def is_named_by_package(log: Log) -> bool:
+    """Whether the package names a change of level inside the responses of the log."""
+    return departures.level_change_of(disagreement_of(log)) is not None
 
 
 def with_coarse_zeros(log: Log) -> Log:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 
 from mismatch_probe.stats.growth import LEAP
-from mismatch_probe.stats.sequences import Floats, Ints
+from mismatch_probe.stats.sequences import Floats, Ints, Mask
 
 ShapeKind = Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "too_short"]
 
@@ -317,3 +317,26 @@ def change_of_level(logs: Floats, courses: Sequence[Floats]) -> tuple[int, float
     bent = [[courses[0], np.maximum(courses[0], bend)] for bend in np.quantile(courses[0], _BENDS)]
     of_lines = [_square_around_lines(logs, lines) for lines in [*bent, *([course] for course in courses)]]
     return place, rise, float(np.log(max(min(of_lines), 1e-12) / square)) * logs.size / 2
+
+
+def step_over_growth(sizes: Floats, is_behind: Mask, courses: Sequence[Ints], rows: Ints) -> float:
+    """By how many nats one step in many series of log sizes is likelier than the likeliest growth along a course: a
+    line with one bend, or one in the course's logarithm. Each row is a series with a level of its own.
+
+    sizes [T]; is_behind: the step [T]; courses: places [T]; rows: which series each is of [T].
+    """
+    counts = np.maximum(np.bincount(rows), 1)
+
+    def squares(*lines: Floats) -> float:
+        own, *others = (each - (np.bincount(rows, each) / counts)[rows] for each in (sizes, *lines))
+        return max(_square_around_lines(own, others), 1e-12)
+
+    of_growth = [
+        squares(*lines)
+        for course in ((each - each.min()).astype(np.float64) for each in courses)
+        for lines in [
+            (np.log1p(course),),
+            *((course, np.maximum(course, bend)) for bend in np.quantile(course, _BENDS)),
+        ]
+    ]
+    return float(np.log(min(of_growth) / squares(is_behind.astype(np.float64)))) * sizes.size / 2

@@ -260,6 +260,8 @@ def _problem_prompt(problems: ProblemSet, index: int) -> Prompt:
 
 
 DEMO_MODEL: Final = "demo"
+_HUB_OPENING: Final = "Got: "
+"""With which huggingface_hub begins what it met."""
 _CHECKPOINT_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
 _OTHER_LAYOUTS: Final = ["consolidated*.safetensors", "original/*", "metal/*"]
 """The same weights once more, for other programs."""
@@ -340,8 +342,9 @@ def _download(model: ModelSettings, ways: str) -> Path:
             )
         )
     except (OSError, ValueError) as error:
+        why = message_of(error).removeprefix(_HUB_OPENING)
         raise UsageError(
-            f"model {model.path} is no folder here and cannot be had from the hub ({message_of(error)}); {ways}"
+            f"model {model.path} is no folder here and cannot be had from the hub ({why}); {ways}"
         ) from error
 
 

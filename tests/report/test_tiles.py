@@ -10,6 +10,9 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.notation import ABSENT
 from mismatch_probe.records.files import EVALUATION
+from mismatch_probe.records.log_readings import TurnReading
+from mismatch_probe.records.manifest import LogOrigin
+from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.records.summary import SettingFinding, SettingsContrast, Summary, Verdict
 from mismatch_probe.report.answers.compare import compare_answer, compare_tiles, summary_of_run
 from mismatch_probe.report.page import run_answer
@@ -73,7 +76,7 @@ def test_how_often_the_budget_holds_the_median_response_is_no_more_exact_than_th
         )
         pairs.append(pair.model_copy(update={"length": law}))
     [length] = [tile for tile in compare_tiles(drawn.model_copy(update={"pairs": pairs})) if "budget" in tile.label]
-    assert length.note == "280 times its median response, 15 tokens"
+    assert length.note == "270 times its median response, 15 tokens"
 
 
 def test_a_closer_dtype_is_named_only_where_it_surely_is_closer(drawn: Summary) -> None:
@@ -167,6 +170,28 @@ def test_where_no_dtype_is_closer_the_next_step_is_the_first_command(
     pairs = [summary.pairs[0].model_copy(update={"verdict": verdict})]
     other = summary.model_copy(update={"verdict": verdict, "pairs": pairs, "contrasts": []})
     assert compare_tiles(other)[-1].value == value
+
+
+@pytest.mark.parametrize(("num_broken", "advice"), [(0, 0), (3, 1)])
+def test_where_only_turns_are_broken_the_next_step_measures_what_that_costs(
+    num_broken: int, advice: int, summary: Summary, tmp_path: Path
+) -> None:
+    """As of a log that was explained with its checkpoint: the command on the joined turns is the only one left."""
+    turns = TurnReading(num_trajectories=4, num_turns=9, num_broken=num_broken, num_joined=num_broken)
+    log = LogOrigin(
+        format="plain", files=[], num_responses=13, num_tokens=99, num_sampled_tokens=99, analysed_responses=13,
+        analysed_tokens=99, turns=turns,
+    )  # fmt: skip
+    run = RunDirectory(tmp_path / "run")
+    with run.create():
+        run.write_manifest(samples.manifest(PAIRS).model_copy(update={"log": log}))
+    verdict = summary.verdict.model_copy(update={"kind": "precision", "advice": []})
+    pairs = [summary.pairs[0].model_copy(update={"verdict": verdict})]
+    explained = summary.model_copy(update={"verdict": verdict, "pairs": pairs, "contrasts": []})
+    shown = summary_of_run(explained, run.path, [])
+    assert len(shown.pairs[0].verdict.advice) == advice
+    steps = [tile.value for tile in compare_tiles(shown) if tile.label == "Next step"]
+    assert steps == ["Import the joined turns"] * advice
 
 
 def test_a_bug_has_no_length_budget_in_the_table_either(drawn: Summary) -> None:

@@ -207,6 +207,31 @@ def test_what_grows_behind_a_window_is_named_where_it_begins(seed: int) -> None:
     assert abs(reading.place - 100) <= 4
 
 
+def times_rounding(seed: int, size: Floats) -> Disagreement:
+    """Rounding of unsure texts that is so many times as large at each token."""
+    random, places, _ = texts(seed)
+    return of_texts(-random.gamma(1.0, 1.0, places.size) - 0.3, random.normal(0, 0.02, places.size) * size)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_that_doubles_the_deviation_is_named_where_it_is_no_growth(seed: int) -> None:
+    """As behind a window that only weakens what lies outside; the same size as growth is none."""
+    places = texts(seed)[1]
+    reading = onset_of(times_rounding(seed, np.where(places >= 100, 2.0, 1.0)))
+    assert reading is not None
+    assert reading.times < 3
+    assert abs(reading.place - 100) <= 4
+    for growth in (
+        1 + (places - 30) / 70,
+        1 + np.maximum(places - 90, 0) / 20,
+        1 + np.minimum((places - 30) / 60, 1),
+        1 + np.log(places / 30),
+        np.sqrt(places / 30),
+    ):
+        assert onset_of(times_rounding(seed, growth)) is None
+    assert onset_of(times_rounding(seed, np.where(places >= 100, 1.2, 1.0))) is None
+
+
 @pytest.mark.parametrize("from_end", [False, True])
 @pytest.mark.parametrize("spread", [4, 8, 16])
 def test_what_begins_at_a_place_of_the_response_is_none_of_the_context_behind_prompts_nearly_alike(

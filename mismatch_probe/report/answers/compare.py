@@ -24,6 +24,7 @@ from mismatch_probe.notation import (
     write_many,
     write_percent,
     write_token_count,
+    write_tokens,
 )
 from mismatch_probe.records.files import EVALUATION, JOINED_FOLDER
 from mismatch_probe.records.findings import Document, Suspect
@@ -247,6 +248,7 @@ _NEXT: Final = {
     "compare": _ADD_FP32,
     "evaluate": _ADD_FP32,
     "explain": ("Explain the log", "with its checkpoint each cause is computed; the command is below"),
+    "import": ("Import the joined turns", "what the broken turns cost is measured there; the command is below"),
     "localize": ("Localize it", "to the part it comes from; the command is below"),
     "headroom": ("Examine FP16", "whether the checkpoint fits it; the command is below"),
 }
@@ -316,7 +318,7 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     tokens = law.budget
     assert tokens is not None
     median = law.median_response
-    times = shown_number(tokens) / median
+    times = shown_number(tokens, write_tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
     note = f"{factor} times its median response, {write_token_count(median)} tokens"

@@ -16,6 +16,7 @@ import numpy as np
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.curves import step_over_growth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
 from mismatch_probe.verdict.signatures.profile import LEAST_SIZES, SIGNATURES, Disagreement, Sizes, sizes_of
 
@@ -29,6 +30,11 @@ LEAST_AT_PHASE = 8
 
 OUTSTANDING = 3.0
 """Times the size of the other tokens, in geometric means, that the tokens at the phase have at least."""
+
+LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
+"""Times the size before it that a step has at least, and nats by which it is likelier than growth with at most one bend
+where it is no threefold one: a window that only weakens what lies outside doubles the deviation.
+"""
 
 STANDARD_ERRORS = 8.0
 """By which the size at the phase lies above that of others; the largest of 100,000 normal numbers lies 4.3 above."""
@@ -216,8 +222,8 @@ _LIMITS: Final = sorted({2**power for power in range(5, 18)} | {3 * 2**power for
 
 
 def onset_of(disagreement: Disagreement) -> Onset | None:
-    """The place from which on the deviation is three times as large, at once, in responses to three prompts that have
-    tokens on both sides of it; None where there is none.
+    """The place from which on the deviation is three times as large, or surely larger and not by growth, at once, in
+    responses to three prompts that have tokens on both sides of it; None where there is none.
     """
     return next(filter(None, (_onset_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
 
@@ -251,7 +257,10 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(sizes - _means(sizes, rows)[rows]))
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
-    if times < OUTSTANDING or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
+    if times < LEAST_STEP or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
+        return None
+    courses = [places, *(other for other, _ in _other_places(disagreement, is_seen, places))]
+    if times < OUTSTANDING and step_over_growth(sizes, is_behind, courses, rows) < THAN_GROWTH_NATS:
         return None
     place = _where_it_begins(sizes, places, place)
     after = np.zeros_like(is_seen)
