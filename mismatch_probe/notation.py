@@ -89,7 +89,8 @@ def _words_for_interval(estimate: Estimate) -> WrittenNumber | None:
     if high - low <= _NO_WIDTH * abs(value):
         return WrittenNumber(write_number(value), _NO_SPREAD)
     if value > 0 and high > _BOUNDS_NOTHING * value:
-        return WrittenNumber(write_number(value), _UNBOUNDED)
+        exponent = _exponent(value)
+        return WrittenNumber(_write_at(value, exponent - _MIN_SIGNIFICANT + 1, exponent), _UNBOUNDED)
     return None
 
 
@@ -103,7 +104,7 @@ def write_tokens(estimate: Estimate | None) -> WrittenNumber:
     if estimate is None:
         return WrittenNumber(ABSENT)
     if estimate.high is not None and 0 < _BOUNDS_NOTHING * estimate.value < estimate.high:
-        return WrittenNumber(write_token_count(estimate.value), _UNBOUNDED)
+        return WrittenNumber(_write_tokens_at(estimate.value, _exponent(estimate.value)), _UNBOUNDED)
     return _write_with_interval(estimate, 1, _DEFAULT_SIGNIFICANT, _write_tokens_at)
 
 
@@ -172,13 +173,14 @@ def write_bounds(estimate: Estimate, limit: float) -> str:
 
 
 def _read(text: str) -> float:
-    return float(text.replace(",", ""))
+    unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:], 1.0)
+    return float(text.rstrip("kMB").replace(",", "")) * unit
 
 
-def shown_number(estimate: Estimate) -> float:
+def shown_number(estimate: Estimate, write: Callable[[Estimate], WrittenNumber] = write_estimate) -> float:
     """The value of an estimate as it is written, so that what is computed from it agrees with what is read."""
     try:
-        return _read(write_estimate(estimate).value)
+        return _read(write(estimate).value)
     except ValueError:
         return estimate.value
 

@@ -1,16 +1,18 @@
 import ctypes
+import gc
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from inspect import getsource
 from pathlib import Path
 
 import pytest
 import torch
 
-from mismatch_probe.host import join_thread, release_freed_memory
+from mismatch_probe.host import join_thread, no_collections, release_freed_memory
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +131,16 @@ def test_a_joined_thread_is_gone_from_the_system_where_join_alone_returns_before
     assert is_listed(late_thread)
     join_thread(late_thread)
     assert not is_listed(late_thread)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_nothing_is_collected_inside_the_block_and_the_collector_is_as_before_it(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    try:
+        gc.enable() if is_enabled else gc.disable()
+        with suppress(ValueError), no_collections():
+            assert not gc.isenabled()
+            raise ValueError
+        assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable() if was_enabled else gc.disable()

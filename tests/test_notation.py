@@ -35,8 +35,8 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
         (2.34567e-6, 2.1e-6, 2.5e-6, "2.3e-6 [2.1e-6, 2.5e-6]"),
         (-1.01, -1.2, -0.8, "-1.01 [-1.20, -0.80]"),
         (0.0, 0.0, 0.0, "0 (none seen)"),
-        (0.00346, 0.0012, 7.8e8, "0.00346 (too few to bound)"),
-        (2.8e-3, 1.1e-9, 10.3e27, "0.00280 (too few to bound)"),
+        (0.00346, 0.0012, 7.8e8, "0.0035 (too few to bound)"),
+        (2.8e-3, 1.1e-9, 10.3e27, "0.0028 (too few to bound)"),
         (4.1e-6, 1.2e-6, 1.24e-4, "4.1e-6 [1e-6, 1.24e-4]"),
         (0.0127, 4e-4, 0.35, "0.013 [0.0004, 0.35]"),
         (-7.1e-7, -6.94e-6, 5.5e-6, "-7e-7 [-6.9e-6, 5.5e-6]"),
@@ -176,7 +176,7 @@ def test_an_interval_of_one_number_twice_is_said_in_words(low: float, high: floa
 
 
 def test_tokens_that_nothing_bounds_are_not_cut_to_none() -> None:
-    assert str(write_tokens(estimate(7.6, 0.001, 1.3e11))) == "7.60 (too few to bound)"
+    assert str(write_tokens(estimate(7.6, 0.001, 1.3e11))) == "8 (too few to bound)"
 
 
 @pytest.mark.parametrize(

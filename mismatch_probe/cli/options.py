@@ -19,6 +19,7 @@ from mismatch_probe.inert import plain
 from mismatch_probe.reading import is_there, nest_names
 
 _ENGINE_PREFIX: Final = "--vllm."
+_ENGINE_ARGUMENTS: Final = f"; engine arguments are written {_ENGINE_PREFIX}KEY VALUE"
 DTYPES: Final = ", ".join(reversed(COMPUTED_IN))
 """Those that a side can be asked for, as help lists them."""
 
@@ -287,8 +288,11 @@ def vllm_flags(extra: list[str], options: Sequence[str]) -> dict[str, str]:
     while rest:
         word = rest.pop(0)
         if not word.startswith(_ENGINE_PREFIX):
-            hint = did_you_mean(word.partition("=")[0], options, "; engine arguments are written --vllm.KEY VALUE")
-            raise UsageError(f"{word!r} is not an option here{hint}")
+            if not word.startswith("-"):
+                raise UsageError(f"{word} is more than the command takes{_ENGINE_ARGUMENTS}")
+            name = word.partition("=")[0]
+            hint = did_you_mean(name, options, _ENGINE_ARGUMENTS).replace("'", "")
+            raise UsageError(f"there is no option {name}{hint}")
         key, separator, value = word.removeprefix(_ENGINE_PREFIX).partition("=")
         if not separator:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"

@@ -84,7 +84,8 @@ class TokenTexts:
     @cached_property
     def _decoder_kinds(self) -> set[str]:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return set() if backend is None else _kinds(json.loads(backend.to_str())["decoder"])
+        decoder = None if backend is None else backend.decoder
+        return set() if decoder is None else _kinds(json.loads(decoder.__getstate__()))
 
 
 def _end_character(texts: list[str], decoder: codecs.IncrementalDecoder) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from mismatch_probe.config.model import DEFAULT_NUM_PROMPTS, ModelSettings, PromptSettings
 from mismatch_probe.demo_checkpoint import DEMO_CHECKPOINT
 from mismatch_probe.errors import MissingExtra, UsageError, message_of
+from mismatch_probe.host import no_collections
 from mismatch_probe.provenance.checkpoint import has_tokenizer
 from mismatch_probe.reading import (
     Unreadable,
@@ -259,6 +260,8 @@ def _problem_prompt(problems: ProblemSet, index: int) -> Prompt:
 
 
 DEMO_MODEL: Final = "demo"
+_HUB_OPENING: Final = "Got: "
+"""With which huggingface_hub begins what it met."""
 _CHECKPOINT_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
 _OTHER_LAYOUTS: Final = ["consolidated*.safetensors", "original/*", "metal/*"]
 """The same weights once more, for other programs."""
@@ -302,7 +305,8 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     except ImportError as error:
         raise _missing("transformers", "a tokenizer") from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with no_collections():
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged file raises whatever its parser meets
         raise _no_tokenizer(folder, message_of(error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
@@ -338,8 +342,9 @@ def _download(model: ModelSettings, ways: str) -> Path:
             )
         )
     except (OSError, ValueError) as error:
+        why = message_of(error).removeprefix(_HUB_OPENING)
         raise UsageError(
-            f"model {model.path} is no folder here and cannot be had from the hub ({message_of(error)}); {ways}"
+            f"model {model.path} is no folder here and cannot be had from the hub ({why}); {ways}"
         ) from error
 
 

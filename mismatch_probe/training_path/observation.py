@@ -2,6 +2,7 @@
 whether a model agrees with itself.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -255,10 +256,10 @@ def agreement_with_itself(model: PreTrainedModel, sequences: Sequence[Sequence[i
             continue
         targets_J = ids_1S[0, -num_last:]
         whole_J, again_J = (
-            _log_probs_of(model(input_ids=ids_1S, use_cache=False).logits[0, -num_last - 1 : -1], targets_J)
+            _log_probs_of(_last_logits(model, ids_1S, num_last + 1).logits[0, -num_last - 1 : -1], targets_J)
             for _ in range(2)
         )
-        shorter_J = _log_probs_of(model(input_ids=ids_1S[:, :-1], use_cache=False).logits[0, -num_last:], targets_J)
+        shorter_J = _log_probs_of(_last_logits(model, ids_1S[:, :-1], num_last).logits[0, -num_last:], targets_J)
         of_again.append((whole_J - again_J).abs())
         of_shorter.append((whole_J - shorter_J).abs())
         try:
@@ -278,13 +279,25 @@ def agreement_with_itself(model: PreTrainedModel, sequences: Sequence[Sequence[i
     }
 
 
+def _last_logits(model: PreTrainedModel, ids_1S: torch.Tensor, num_last: int, *, use_cache: bool = False) -> Any:
+    """The outputs of a pass, with logits of at least the last places: those of others cost most of a short pass."""
+    can_leave_out = _LAST_LOGITS in inspect.signature(model.forward).parameters
+    others = {_LAST_LOGITS: max(num_last, _FEWEST_LOGITS)} if can_leave_out else {}
+    return model(input_ids=ids_1S, use_cache=use_cache, **others)
+
+
+_LAST_LOGITS: Final = "logits_to_keep"
+_FEWEST_LOGITS: Final = 8
+"""A product of fewer rows may be another kernel's, which rounds otherwise."""
+
+
 def _logits_behind_cache(model: PreTrainedModel, ids_1S: torch.Tensor, num_last: int) -> torch.Tensor:
     """Logits [J, V] at the last places, each computed alone behind the cache of the tokens before it.
 
     Raises:
         ValueError: the model returns no cache.
     """
-    outputs = model(input_ids=ids_1S[:, :-num_last], use_cache=True)
+    outputs = _last_logits(model, ids_1S[:, :-num_last], 1, use_cache=True)
     name = next((name for name in _CACHES if getattr(outputs, name, None) is not None), None)
     if name is None:
         raise ValueError("the model returns no cache")

@@ -294,7 +294,7 @@ def rises(curve: MetricCurve) -> bool:
 
 
 def curve_sentence(curve: MetricCurve) -> str:
-    """`KL (k3) grew 4.1-fold from step 12 (0.001) to step 30 (0.0041)`, and what is published of such a level."""
+    """`KL (k3) grew 4.1-fold from a level of 0.001 at step 12 to 0.0041 at step 30`, and what is published of that."""
     words = f"{curve.words[0].upper()}{curve.words[1:]}"
     first, last = write_number(curve.first_level), write_number(curve.last_level)
     levels = f"; {where}" if (where := _relation_to_bands(curve)) else ""
@@ -302,12 +302,12 @@ def curve_sentence(curve: MetricCurve) -> str:
         case "growing" | "falling":
             fold = write_fold(_fold(curve))
             verb = "grew" if curve.shape == "growing" else "fell"
-            steps = f"from step {curve.at_step} ({first}) to step {curve.steps[-1]} ({last})"
+            steps = f"from a level of {first} at step {curve.at_step} to {last} at step {curve.steps[-1]}"
             return f"{words} {verb} {fold} {steps}{levels}"
         case "step_up" | "step_down":
             way = curve.shape.removeprefix("step_")
             fold = write_fold(_fold(curve))
-            return f"{words} steps {way} {fold} at step {curve.at_step}, from {first} to {last}{levels}"
+            return f"{words} steps {way} {fold} at step {curve.at_step}, from a level of {first} to {last}{levels}"
         case "sawtooth":
             how = curve.shape_words.partition(": ")[2]
             return f"{words} is a sawtooth around {last}, {how}{levels}"

@@ -15,7 +15,7 @@ from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
 from mismatch_probe.verdict.curves import growth_sentence, last_steps, levels_of, step_to_explain
-from mismatch_probe.verdict.rounding import known_differences
+from mismatch_probe.verdict.rounding import known_differences, of_few_tokens
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
 KL_LIMIT: Final = 1e-3
@@ -193,7 +193,7 @@ def _kl_and_limit(pair: PairSummary) -> str:
     levels = levels_of(pair.steps) if pair.growth is None else None
     texts = {row.step: write_value(row.metrics["kl_k3"]) for row in pair.steps if "kl_k3" in row.metrics}
     course = "" if levels is None else f", {course_words(levels, texts)}"
-    return f"{write_estimate(kl).value} a token, {against_limit(kl)}{course}"
+    return f"{write_estimate(kl).value} a token, {against_limit(kl)}{of_few_tokens(pair.few_tokens)}{course}"
 
 
 _FEWEST_STEPS_OF_A_TREND: Final = 3
@@ -259,7 +259,10 @@ def _what_would_decide(pair: PairSummary) -> str:
 
 def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
     best = closest(pair, contrasts)
-    return "" if best is None else f"; {best.over.upper()} is {write_estimate(best.ratio).value} times closer"
+    if best is None:
+        return ""
+    ratio = write_estimate(best.ratio)
+    return f"; {best.over.upper()} is {ratio.value} {ratio.interval} times closer"
 
 
 def clause(sentence: str) -> str:

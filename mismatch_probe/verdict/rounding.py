@@ -184,6 +184,14 @@ def few_tokens_words(few: FewTokens) -> str:
     return "; ".join([sentence, *zeros])
 
 
+def of_few_tokens(few: FewTokens | None) -> str:
+    """`, 94 % of it from 1 token of 3,072`, behind a KL."""
+    if few is None:
+        return ""
+    tokens = f"{write_many(few.num_tokens, 'token')} of {write_count(few.of_tokens)}"
+    return f", {write_percent(few.share_of_kl)} of it from {tokens}"
+
+
 def _settings_that_round(case: Case) -> list[SettingFinding]:
     """Settings known to round one side."""
     return [

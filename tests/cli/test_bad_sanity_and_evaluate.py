@@ -25,13 +25,13 @@ EVALUATE = ("evaluate", "--model", "demo")
         ((*SANITY, "--reward", "none"), "reward 'none' is unknown"),
         ((*SANITY, "--resume"), "--resume needs --out"),
         ((*SANITY, "--train-dtype", "fp64"), "fp64 is only a reference"),
-        ((*SANITY, "--sample-pi"), "'--sample-pi' is not an option here"),
+        ((*SANITY, "--sample-pi"), "there is no option --sample-pi"),
         ((*EVALUATE, "--reward", "nowhere:none"), "nowhere"),
         ((*EVALUATE, "--task", "sums:none"), "has no split 'none'"),
         ((*EVALUATE, "--dtype", "fp16", "--train-dtype", "fp16"), "--dtype sets both sides"),
         ((*EVALUATE, "--train-dtype", "fp16"), "--train-dtype and --infer-dtype go together"),
         ((*EVALUATE, "--resume"), "--resume needs --out"),
-        ((*EVALUATE, "--gate", "x"), "'--gate' is not an option here"),
+        ((*EVALUATE, "--gate", "x"), "there is no option --gate"),
     ],
 )
 def test_it_is_one_sentence(command_line: CommandLine, tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:

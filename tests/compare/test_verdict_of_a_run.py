@@ -1,5 +1,6 @@
 """From files to a verdict: what legs recorded of their ids and what stages read back reaches the judgement."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_no_ratio_stands_beside_a_pair_that_is_broken(tmp_path: Path, lost: str)
     run = simulated_run(tmp_path / "run", Simulation(num_prompts=24, pairs=pairs))
     sound = judged(run)
     assert contrast_sentences(sound)
-    assert "times closer" in sound.headline
+    assert re.search(r"FP16 is [\d.]+ \[[\d.]+, [\d.]+\] times closer", sound.headline)
 
     def lose_a_token(columns: dict[str, Any]) -> None:
         columns["logprobs"][0][0] = MISSING_LOG_PROB

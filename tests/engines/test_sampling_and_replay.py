@@ -162,7 +162,7 @@ def test_the_effective_settings_say_what_ran_and_are_json(engine):
     assert settings["logprobs_mode"] == "processed_logprobs"
     assert settings["prefix_caching"] is False
     assert settings["enforce_eager"] is True
-    assert settings["chosen_by_probe"] == {"enforce_eager": True}
+    assert settings["chosen_by_probe"] == {"enforce_eager": True, "skip_tokenizer_init": True}
     assert settings["max_num_seqs"] == 32
     assert settings["end_of_sequence_ids"] == [258]
     assert settings["environment"]["VLLM_NO_USAGE_STATS"] == "1"

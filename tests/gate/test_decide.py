@@ -5,6 +5,7 @@ from mismatch_probe.errors import ExitCode
 from mismatch_probe.gate.config import GateFile, parse_gate
 from mismatch_probe.gate.decide import GateDecision, decide
 from mismatch_probe.gate.measure import Evidence, Measurer
+from mismatch_probe.report.answers.gate import checks_table
 from mismatch_probe.stats.metrics import pair_metrics
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 
@@ -104,6 +105,12 @@ def test_holm_asks_more_of_each_check_the_more_checks_there_are() -> None:
     others = [{"metric": "prob_abs_diff", "max": 0.5 + number / 100} for number in range(40)]
     assert decided(gate(alone), pair).answer == "fail"
     assert decided(gate(alone, *others), pair).answer == "inconclusive"
+
+
+@pytest.mark.parametrize(("size", "has_bounds"), [(256, True), (60, False)])
+def test_the_table_says_of_what_its_bounds_are_where_it_has_any(size: int, has_bounds: bool) -> None:
+    table = checks_table(decided(gate({"metric": "abs_logprob_diff", "max": 1.0}), sample(size)).checks)
+    assert ("bounds: they hold for all blocking checks and looks together" in table.reading) is has_bounds
 
 
 def test_exact_checks_fail_on_one_token() -> None:

@@ -79,6 +79,15 @@ def on_paper(unscrolled: Tab) -> Iterator[Tab]:
     unscrolled.run("dispatchEvent(new Event('afterprint'))")
 
 
+def test_the_headings_of_a_table_are_repeated_on_the_next_sheet(on_paper: Tab) -> None:
+    """Chromium repeats no heading row that has a box of a button in it."""
+    displays = "[...document.querySelectorAll('th button')].map((each) => getComputedStyle(each).display)"
+    assert set(on_paper.run(displays)) == {"contents"}
+    on_paper.call("Emulation.setEmulatedMedia", media="screen")
+    assert "contents" not in on_paper.run(displays)
+    on_paper.call("Emulation.setEmulatedMedia", media="print")
+
+
 def test_the_words_of_all_printed_drawings_are_of_one_size(on_paper: Tab) -> None:
     """Drawings of a whole row, of half of one and of a third."""
     sizes = on_paper.run(

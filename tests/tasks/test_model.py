@@ -46,6 +46,15 @@ def test_a_hub_id_that_cannot_be_had_is_one_sentence(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+def test_what_the_hub_met_is_said_without_its_own_opening(monkeypatch):
+    def fail(*_, **__):
+        raise OSError("Got: ConnectError: no such host\nAn error happened while trying to locate the files")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(UsageError, match=r"from the hub \(ConnectError: no such host\); give"):
+        resolve("owner/absent")
+
+
 def test_a_hub_id_without_the_hub_package_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtra, match=r"mismatch-probe\[training\]"):

@@ -13,7 +13,7 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import UsageError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.training_path import Scorer
+from mismatch_probe.training_path import Scorer, observation
 from mismatch_probe.training_path.arithmetic import product_flags, true_fp32
 from mismatch_probe.training_path.attention import EAGER_IN_BLOCKS
 from mismatch_probe.verdict.preflight.facts import AGREEMENT, contradiction
@@ -208,6 +208,18 @@ def test_a_sound_reference_agrees_with_itself(family: str, checkpoint: Checkpoin
     assert max(measured["shorter_nats"], measured["cached_nats"]) < 1e-4
     assert measured["again_nats"] < 1e-6
     assert contradiction({AGREEMENT: measured}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon-h1"])
+def test_agreement_by_the_last_logits_is_that_by_all(
+    family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_last = agreement(checkpoint(family))
+    monkeypatch.setattr(observation, "_LAST_LOGITS", "no argument of a model")
+    of_all = agreement(checkpoint(family))
+    for name in ("again_nats", "shorter_nats", "cached_nats"):
+        assert of_last[name] == pytest.approx(of_all[name], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from mismatch_probe.config.model import TrainingPathSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import ScoredSequence, TokenSequence
-from mismatch_probe.training_path import Scorer
+from mismatch_probe.training_path import Scorer, batching
 from mismatch_probe.training_path.batching import ChunkedHead
 from tests.tiny_models import FAMILIES, make_checkpoint
 from tests.training_path.flat import flat
@@ -143,6 +143,33 @@ def test_logits_in_many_chunks_are_the_logits_in_one(
     logprobs_of_all = flat(score("gemma2", Dtype.FP32))
     monkeypatch.setattr("mismatch_probe.training_path.batching._CHUNK_BYTES", 10 * 320 * 28)
     np.testing.assert_allclose(flat(score("gemma2", Dtype.FP32)), logprobs_of_all, atol=FP32_NOISE, rtol=0)
+
+
+def test_logits_in_blocks_are_bitwise_those_of_a_whole_chunk(
+    monkeypatch: pytest.MonkeyPatch, score: Callable[..., list[ScoredSequence]]
+) -> None:
+    def fields(dtype: Dtype) -> list[np.ndarray]:
+        scores = score("gemma2", dtype)
+        return [
+            np.concatenate([getattr(one, name) for one in scores]) for name in ("logprobs", "top1_ids", "entropy_nats")
+        ]
+
+    for dtype in (Dtype.BF16, Dtype.FP32):
+        monkeypatch.setattr(batching, "_BLOCK_LOGITS", 2**40)
+        in_whole_chunks = fields(dtype)
+        for num_logits in (1, 320 * 3, 320 * 7):
+            monkeypatch.setattr(batching, "_BLOCK_LOGITS", num_logits)
+            for in_blocks, in_chunks in zip(fields(dtype), in_whole_chunks, strict=True):
+                np.testing.assert_array_equal(in_blocks, in_chunks)
+
+
+def test_blocks_that_leave_a_token_out_are_seen(
+    monkeypatch: pytest.MonkeyPatch, score: Callable[..., list[ScoredSequence]]
+) -> None:
+    whole = flat(score("gemma2", Dtype.FP32))
+    slices = batching._slices
+    monkeypatch.setattr(batching, "_slices", lambda start, stop, size: slices(start, max(start, stop - 1), size))
+    assert not np.array_equal(flat(score("gemma2", Dtype.FP32)), whole)
 
 
 def test_a_head_that_drops_the_models_soft_cap_is_caught_at_load(

@@ -56,6 +56,7 @@ def test_the_line_stands_in_the_text_and_in_the_evidence_of_a_comparison() -> No
     rows = RESPONSES * TOKENS - 15 - TOKENS
     words = f"2 tokens of {rows:,} hold "
     assert any(words in line for line in compared.verdict.evidence)
+    assert f" % of it from 2 tokens of {rows:,}; " in compared.summary.headline
     assert compared.verdict.kind == "undecided"
     text = " ".join(str(compared).split())
     assert words in text

@@ -42,6 +42,30 @@ def text_part_defaults(
     return {_TEXT_ALONE: True} if _TEXT_ALONE in known_names else {_LIMITS: {"image": 0, "video": 0}}
 
 
+LATE_TOKENIZER: Final = "skip_tokenizer_init"
+_READ_TEXT: Final = ("logits_processors", "mm_", "reasoning", "runner", "spec", "structured", "tokenizer")
+"""Beginnings of arguments of what reads text from the start on, or reads it otherwise."""
+
+
+def tokenizer_defaults(config: Any, text_config: Any, args: Mapping[str, Any], *, has_adapter: bool) -> dict[str, Any]:
+    """The argument with which vLLM starts without its tokenizer, to be given it once it runs (`give_tokenizer`).
+
+    Starting with it vLLM copies it, and renders a chat on trial, for which it loads it again: of 260,000 words 9 s of
+    processor time. An engine whose start may read text gets no such argument, nor does a version that keeps its
+    tokenizer in another place.
+    """
+    is_plain = text_config is config and not has_adapter and not any(name.startswith(_READ_TEXT) for name in args)
+    return {LATE_TOKENIZER: True} if is_plain and _keeps_tokenizer_in_renderer() else {}
+
+
+def _keeps_tokenizer_in_renderer() -> bool:
+    try:
+        tokenizers, renderers = import_module("vllm.tokenizers"), import_module("vllm.renderers.base")
+    except ModuleNotFoundError:
+        return False
+    return hasattr(tokenizers, "cached_tokenizer_from_config") and hasattr(renderers, "BaseRenderer")
+
+
 _TEXT_PART: Final = "_text"
 """How the names of architectures end that are the text part of one that sees too."""
 

@@ -1,8 +1,9 @@
-"""What the started engine reports of itself, and new weights in place."""
+"""What the started engine reports of itself, its tokenizer, and new weights in place."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from importlib import metadata
+from copy import copy
+from importlib import import_module, metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import EngineError
+from mismatch_probe.host import no_collections
 from mismatch_probe.provenance.stored_tensors import quantized_facts
 from mismatch_probe.verdict.preflight.facts import forward_facts
 from mismatch_probe.verdict.preflight.weights import PLAIN_METHOD
@@ -93,8 +95,34 @@ def _end_ids(llm: Any) -> list[int]:
     """Ids that end a response: the tokenizer's, where there is one, and those the generation config lists."""
     ids_of_config = llm.model_config.try_get_generation_config().get("eos_token_id")
     ids = ids_of_config if isinstance(ids_of_config, list) else [ids_of_config]
-    own = None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer().eos_token_id
+    own = getattr(tokenizer_of(llm), "eos_token_id", None)
     return sorted({token_id for token_id in [*ids, own] if token_id is not None})
+
+
+def give_tokenizer(llm: Any) -> None:
+    """Have an engine that started without its tokenizer load and hold the one that it would have started with.
+
+    From then on it ends responses at the tokenizer's end and refuses ids that nothing knows, as it does otherwise.
+
+    Raises:
+        EngineError: the engine does not hold it.
+    """
+    config = copy(llm.model_config)
+    config.skip_tokenizer_init = False
+    try:
+        with no_collections():
+            tokenizer = import_module("vllm.tokenizers").cached_tokenizer_from_config(config)
+    except BaseException:
+        llm.llm_engine.engine_core.shutdown()
+        raise
+    llm.renderer.tokenizer = tokenizer
+    if llm.get_tokenizer() is not tokenizer or llm.renderer.get_eos_token_id() != tokenizer.eos_token_id:
+        raise EngineError("vLLM did not take its tokenizer after it was started, and would not end responses")
+
+
+def tokenizer_of(llm: Any) -> Any:
+    """The tokenizer that a started engine holds; None where the checkpoint has none."""
+    return llm.renderer.tokenizer if llm.model_config.skip_tokenizer_init else llm.get_tokenizer()
 
 
 def _versions() -> dict[str, str]:

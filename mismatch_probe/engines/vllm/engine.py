@@ -14,12 +14,15 @@ from mismatch_probe.config.model import SamplingSettings
 from mismatch_probe.engines.base import CachedReplay, Engine, EngineStart, HeldWeight, Products
 from mismatch_probe.engines.token_text import TokenTexts
 from mismatch_probe.engines.vllm.arguments import register_kernels
+from mismatch_probe.engines.vllm.declared import LATE_TOKENIZER
 from mismatch_probe.engines.vllm.effective import (
     check_applied,
     forget_prefixes,
+    give_tokenizer,
     read_effective_settings,
     require_forgotten,
     send_weights,
+    tokenizer_of,
 )
 from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
 from mismatch_probe.engines.vllm.launch import (
@@ -76,6 +79,8 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
     try:
         with keep_frozen(), own_processes():
             llm = LLM(**launch.arguments)
+        if LATE_TOKENIZER in launch.choices:
+            give_tokenizer(llm)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
     start = {"bounded_by_probe": launch.bounds, "chosen_by_probe": launch.choices, "environment": launch.environment}
@@ -115,7 +120,7 @@ class VllmEngine(Engine):
         self._sampling = sampling
         self._longest: int = llm.model_config.max_model_len - 1
         llm.collective_rpc("probe_prepare")
-        self._texts = TokenTexts(None if llm.model_config.skip_tokenizer_init else llm.get_tokenizer())
+        self._texts = TokenTexts(tokenizer_of(llm))
         self._adapter: Any = None
         self._placeholder_ids: list[int] = []
         self._settings = {**read_effective_settings(llm, sampling), "adapter": None, **start}

@@ -44,11 +44,13 @@ from mismatch_probe.engines.vllm.arguments import (
     require_ray_devices,
 )
 from mismatch_probe.engines.vllm.declared import (
+    LATE_TOKENIZER,
     compilation_defaults,
     import_model_file,
     memory_defaults,
     prepare_compilation,
     text_part_defaults,
+    tokenizer_defaults,
     vllm_configs,
 )
 from mismatch_probe.engines.vllm.failures import refused_settings
@@ -114,9 +116,11 @@ def plan_launch(how: EngineStart) -> Launch:
     environment = recorded_environment()
     whole_config, config = vllm_configs(checkpoint, revision=how.revision, trust_remote_code=how.trust_remote_code)
     import_model_file(whole_config, config)
+    has_text = not is_folder(Path(checkpoint)) or has_tokenizer(Path(checkpoint))
     choices = {
         **compilation_defaults(args, on_cpu=on_cpu),
         **text_part_defaults(whole_config, config, args, known_arguments(), how.num_images),
+        **(tokenizer_defaults(whole_config, config, args, has_adapter=adapter is not None) if has_text else {}),
     }
     if on_cpu:
         check_cpu_states(dtype, config)
@@ -141,7 +145,7 @@ def plan_launch(how: EngineStart) -> Launch:
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": FULL_VOCABULARY,
         "worker_extension_cls": WORKER_EXTENSION,
-        "skip_tokenizer_init": is_folder(Path(checkpoint)) and not has_tokenizer(Path(checkpoint)),
+        **({} if has_text else {LATE_TOKENIZER: True}),
         **adapter_arguments(adapter, dtype, on_cpu=on_cpu),
     }
     return Launch({**args, **bounds, **choices, **arguments}, bounds, choices, environment, adapter)

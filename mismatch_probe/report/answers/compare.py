@@ -24,6 +24,7 @@ from mismatch_probe.notation import (
     write_many,
     write_percent,
     write_token_count,
+    write_tokens,
 )
 from mismatch_probe.records.files import EVALUATION, JOINED_FOLDER
 from mismatch_probe.records.findings import Document, Suspect
@@ -317,7 +318,7 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     tokens = law.budget
     assert tokens is not None
     median = law.median_response
-    times = shown_number(tokens) / median
+    times = shown_number(tokens, write_tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
     note = f"{factor} times its median response, {write_token_count(median)} tokens"

@@ -46,7 +46,11 @@ def gate_answer(result: GateResult) -> Answer:
         badge=gate_badge(result),
         table=table,
         command=result.next_command or "",
-        screen=[*([replace(table, caption="")] if result.checks else []), Lines(lines, follows=True)],
+        screen=[
+            *([replace(table, caption="")] if result.checks else []),
+            *([Lines([table.reading], "dim", follows=True)] if table.reading else []),
+            Lines(lines, follows=True),
+        ],
         is_last=True,
     )
 
@@ -89,7 +93,17 @@ def checks_table(checks: list[CheckResult]) -> Table:
         Column("bounds", _bounds_text),
         Column("would pass at", passing_text),
     ]
-    return Table.of("Checks", checks, columns, is_stacked=True)
+    return Table.of("Checks", checks, columns, is_stacked=True, reading=_how_to_read(checks))
+
+
+def _how_to_read(checks: Sequence[CheckResult]) -> str:
+    """What bounds and passing limits are, where a check has any."""
+    parts = []
+    if any(_bounds_text(check) != "none" for check in checks):
+        parts.append("bounds: they hold for all blocking checks and looks together, but for the chance alpha")
+    if any(map(passing_text, checks)):
+        parts.append("would pass at: the tightest limit that this run passes")
+    return "; ".join(parts)
 
 
 def floor_answer(floor: NoiseFloor, path: Path) -> Answer:
