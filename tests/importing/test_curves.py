@@ -188,31 +188,29 @@ def test_each_sample_has_its_headline() -> None:
     assert "staleness" in skyrl.causes[0]
 
 
-def unsure_curve() -> np.ndarray:
-    """A rise of 3.3-fold that the test of its level does not tell from slow noise."""
+def unsure_curve(fold: float) -> np.ndarray:
+    """A change over 40 of 60 steps that the test of its level does not tell from slow noise."""
     rng, steps = np.random.default_rng(0), np.arange(60)
     while True:
-        rise = np.log(3.3) * np.maximum(steps - 20, 0) / 39
+        rise = np.log(fold) * np.maximum(steps - 20, 0) / 39
         values: np.ndarray = 1.2e-3 * np.exp(rise + 0.08 * rng.standard_normal(60))
         if shape_of(values).kind == "unsure":
             return values
 
 
-@pytest.mark.parametrize(("order", "verb"), [(1, "grows"), (-1, "falls")])
-def test_a_change_that_is_not_sure_has_both_levels_and_the_causes_of_a_sure_one(
-    tmp_path: Path, order: int, verb: str
-) -> None:
+@pytest.mark.parametrize("fold", [3.3, 1 / 3.3])
+def test_a_change_that_is_not_sure_has_both_levels_and_the_causes_of_a_sure_one(tmp_path: Path, fold: float) -> None:
     file = tmp_path / "metrics.jsonl"
-    rows = [{"step": step, "rollout_corr/k3_kl": kl} for step, kl in enumerate(unsure_curve()[::order].tolist())]
+    rows = [{"step": step, "rollout_corr/k3_kl": kl} for step, kl in enumerate(unsure_curve(fold).tolist())]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = read_metric_log(file)
     assert log is not None
     reading = reading_of_metrics(file, log)
     assert re.match(
-        r"KL \(k3\) went from a level of 0.00\d+ to 0.00\d+, which slow noise can do", reading.verdict.sentence
+        r"KL \(k3\) went from a level of [\d.e-]+ to [\d.e-]+, which slow noise can do", reading.verdict.sentence
     )
     assert re.fullmatch(r"[\d.]+-fold, no sure trend", reading.curves[0].shape_words)
-    assert any("drives the two apart" in cause for cause in reading.causes) is (verb == "grows")
+    assert any("drives the two apart" in cause for cause in reading.causes) is (fold > 1)
 
 
 def test_a_filled_in_zero_is_named_and_the_rest_is_read() -> None:
