@@ -242,7 +242,8 @@ def _nameless(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
         sentence=f"Unexplained: nothing that was tried explains {SIDES[bench.side]}.",
         evidence=[*lines, evidence],
         advice=[
-            "Give the checkpoints that the side may have had instead, and headers that may stand before its prompts."
+            f"Give `mismatch-probe explain` the checkpoints that {SIDES[bench.side]} may have had instead "
+            "(`--weights VERSION=FOLDER`), and what may stand before its prompts (`--header TEXT`)."
         ],
     )
 

@@ -54,7 +54,14 @@ from mismatch_probe.report.sections.steps import steps_on_screen
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.curves import step_to_explain
-from mismatch_probe.verdict.findings import explanation_of, headline_of, headroom_words, localization_of, with_findings
+from mismatch_probe.verdict.findings import (
+    MORE_PROMPTS,
+    explanation_of,
+    headline_of,
+    headroom_words,
+    localization_of,
+    with_findings,
+)
 from mismatch_probe.verdict.headline import (
     GO_ON,
     KL_LIMIT,
@@ -342,6 +349,8 @@ def _next_step_tiles(summary: Summary, pair: PairSummary, documents: Sequence[Do
     if part is not None:
         note = f"of the KL, by {part.part} in higher precision on {whose(part)}"
         return [Tile("What fixes most", write_removed(part.removed), note)]
+    if MORE_PROMPTS in pair.verdict.advice:
+        return [Tile("Next step", "More prompts", "these are too few to tell whether FP16 is closer")]
     commands = [command for _, command in map(advice_parts, pair.verdict.advice) if command]
     return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
 

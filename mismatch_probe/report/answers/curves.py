@@ -73,7 +73,7 @@ def curves_answer(reading: CurveReading) -> Answer:
         footnote="Levels are those of the step or the line that fits the curve best, at its first and its last step; "
         "of a flat curve its median. A level changes surely by a test at 0.1 %, or where all values of one end lie "
         "threefold beyond all of the other half; a change below 1.5-fold is flat, and one of twofold that is not sure "
-        "has no sure trend. A level within a tenth of a published number is within it, since these are rounded; a limit "
+        "has no sure trend. A level within a tenth of a published number is within it: these are rounded. A limit "
         "is strict.",
         figure=_figure(reading.curves),
         sections=list(_sections(reading, bands)),
