@@ -319,8 +319,8 @@ def _settings_tiles(contrast: SettingsContrast) -> list[Tile]:
 
 def _budget_tiles(pair: PairSummary) -> list[Tile]:
     law = pair.length
-    number = budget(pair).value
-    if law is None or number == ABSENT:
+    number = budget(pair)
+    if law is None or number.value == ABSENT:
         return []
     tokens = law.budget
     assert tokens is not None
@@ -328,8 +328,9 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     times = shown_number(tokens, write_tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
-    note = f"{factor} times its median response, {write_token_count(median)} tokens"
-    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{number} tokens", note)]
+    times_median = f"{factor} times its median response, {write_token_count(median)} tokens"
+    note = "; ".join(filter(None, (number.interval, times_median)))
+    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{number.value} tokens", note)]
 
 
 def _next_step_tiles(summary: Summary, pair: PairSummary, documents: Sequence[Document]) -> list[Tile]:
