@@ -122,7 +122,7 @@ def test_resume_without_a_directory() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--no-such-flag", "1"], "'--no-such-flag' is not an option"),
+        (["--no-such-flag", "1"], "there is no option --no-such-flag"),
         (["--dtype", "bf16", "--train-dtype", "fp16"], "--dtype sets both sides"),
         (["--train-dtype", "fp16"], "go together"),
         (["--infer-dtype", "int8"], "dtype 'int8' cannot be used"),
