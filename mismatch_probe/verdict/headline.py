@@ -262,7 +262,12 @@ def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
     if best is None:
         return ""
     ratio = write_estimate(best.ratio)
-    return f"; {best.over.upper()} is {ratio.value} {ratio.interval} times closer"
+    closer = (
+        f"{ratio.value} {ratio.interval} times closer"
+        if ratio.bounds
+        else f"{ratio.value} times closer {ratio.interval}"
+    )
+    return f"; {best.over.upper()} is {closer.strip()}"
 
 
 def clause(sentence: str) -> str:
