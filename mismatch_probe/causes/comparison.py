@@ -154,8 +154,8 @@ class Code(Catalogued):
         name="temperature",
         seen_in=ARRAYS | SETTINGS | PASSES | SUMS,
         in_short="Use one temperature",
-        in_a_log="Set that side to the temperature that the log declares, or declare the one that it uses; look at the "
-        "generation_config, too.",
+        in_a_log="Set that side to the temperature that the log declares, or declare the one that it uses; an engine "
+        "takes one from the generation_config, too.",
         variants={
             "sampler": Words(
                 "The engine does not sample from the distribution whose log-probs both sides give, but from a "

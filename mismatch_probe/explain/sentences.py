@@ -25,6 +25,8 @@ ROUNDING_FLOORS: Final = 2.0
 _SHARE_OF_RESIDUAL: Final = 0.5
 WRONG_AT_MOST: Final = 1e-3
 _LESS_BY_CHANCE: Final = 0.01
+_MOST_BY_BATCHES: Final = 20.0
+"""Units of rounding: dropout can move all log-probs alike, by much more than it scatters them."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ class RepeatSpread:
 
     @property
     def agree(self) -> bool:
-        """Whether they surely differ less from each other than from the checkpoint."""
-        if self.degrees < _LEAST_DEGREES:
+        """Whether they surely differ less from each other than from the checkpoint, and no more than batches can make
+        one computation differ.
+        """
+        if self.degrees < _LEAST_DEGREES or self.spread_floors > _MOST_BY_BATCHES:
             return False
         of_residual = (self.spread_floors / max(_SHARE_OF_RESIDUAL * self.residual_floors, ROUNDING_FLOORS)) ** 2
         return bool(special.fdtr(self.degrees, self.num_tokens, of_residual) <= _LESS_BY_CHANCE)
@@ -242,7 +246,8 @@ def _nameless(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
         sentence=f"Unexplained: nothing that was tried explains {SIDES[bench.side]}.",
         evidence=[*lines, evidence],
         advice=[
-            "Give the checkpoints that the side may have had instead, and headers that may stand before its prompts."
+            f"Give `mismatch-probe explain` the checkpoints that {SIDES[bench.side]} may have had instead "
+            "(`--weights VERSION=FOLDER`), and what may stand before its prompts (`--header TEXT`)."
         ],
     )
 

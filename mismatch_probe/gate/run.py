@@ -198,9 +198,10 @@ def _next_step(
     if decision.untested_checks and on_inconclusive != "fail":
         return _REPETITIONS, None
     following = decision.look.next_sequences
-    can_extend = run.manifest.log is None and isinstance(source, Path)
+    is_sampled = run.manifest.log is None
+    can_extend = is_sampled and isinstance(source, Path)
     command = command_line("compare", "--resume", "--out", run.path, "--gate", source) if can_extend else None
-    num_held = None if following is None or not can_extend else _num_held(following, gate, run, count_prompts)
+    num_held = _num_held(following, gate, run, count_prompts) if is_sampled and following is not None else None
     if num_held is not None and on_inconclusive != "fail":
         return f"{_next_look_text(decision, gate, run)}, and that holds {num_held}: {_OTHER_SOURCE}", None
     short = decision.with_too_few_prompts(gate.settings) if decision.look.number else []

@@ -354,7 +354,7 @@ def require_absent(path: Path) -> None:
         RunDirectoryError: the document is there; none is silently written over.
     """
     if path.exists():
-        raise RunDirectoryError(f"{path} is there already: remove it to look again, or give --out another folder")
+        raise RunDirectoryError(f"{path} is there already: remove it to look again")
 
 
 def _read(path: Path, kind: type[_Document]) -> _Document:

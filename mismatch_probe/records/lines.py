@@ -130,7 +130,7 @@ class MetricCurve(Record):
     """Some of the steps where there are very many."""
     values: list[float | None]
     """None where the value is not finite."""
-    shape: Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "too_short", "other"]
+    shape: Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "unsure", "too_short", "other"]
     """`other` of what is no deviation, whose shape is not judged."""
     shape_words: str = ""
     first_level: float

@@ -19,7 +19,7 @@ import numpy as np
 from mismatch_probe.stats.growth import LEAP
 from mismatch_probe.stats.sequences import Floats, Ints, Mask
 
-ShapeKind = Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "too_short"]
+ShapeKind = Literal["flat", "growing", "falling", "step_up", "step_down", "sawtooth", "unsure", "too_short"]
 
 FEWEST_STEPS: Final = 12
 """Fewer values allow no statement."""
@@ -28,6 +28,10 @@ LEVEL_BY_CHANCE: Final = 1e-3
 LEAST_FOLD: Final = 1.5
 """Of the levels at both ends: a smaller change is worth no word."""
 _FEWEST_OF_A_LEAP: Final = 4
+_UNSURE_FOLD: Final = 2.0
+"""Of the levels at both ends: a larger change is not called flat, whatever the test says."""
+_UNSURE_LEFT: Final = 0.5
+"""The share of the sum of squares that such a change leaves at most."""
 _MOST_MEMORY: Final = 0.97
 _MEMORY_ERRORS: Final = 1.75
 """By so many of its standard errors the memory is taken larger than it is measured."""
@@ -49,7 +53,9 @@ class CurveShape:
 
     kind: ShapeKind
     first_level: float
-    """The level at the start; the median where the curve is flat."""
+    """The level at the start; the median where the curve is flat. An `unsure` curve changes as growth would, or a step,
+    but noise with a long memory can do the same.
+    """
     last_level: float
     p_value: float
     """That chance alone moves the level so far."""
@@ -79,12 +85,16 @@ def shape_of(values: Floats, staleness: Floats | None = None) -> CurveShape:
     logs = logs[index]
     chance = min(_level_chance(_normal_scores(logs)), _drift_chance(logs))
     median = float(np.exp(np.median(logs)))
-    change = _best_change(logs) if chance <= LEVEL_BY_CHANCE or _leaps(logs) else None
-    if change is None:
-        old = None if staleness is None else staleness[index]
-        return _sawtooth(logs, old, median, chance) or CurveShape("flat", median, median, chance)
-    kind, first, last, place = change
-    return CurveShape(kind, float(np.exp(first)), float(np.exp(last)), chance, int(index[place]))
+    change = _best_change(logs)
+    if change is not None and (chance <= LEVEL_BY_CHANCE or _leaps(logs)):
+        kind, first, last, place, _ = change
+        return CurveShape(kind, float(np.exp(first)), float(np.exp(last)), chance, int(index[place]))
+    old = None if staleness is None else staleness[index]
+    if (teeth := _sawtooth(logs, old, median, chance)) is not None:
+        return teeth
+    if change is not None and abs(change[2] - change[1]) >= np.log(_UNSURE_FOLD) and change[4] <= _UNSURE_LEFT:
+        return CurveShape("unsure", float(np.exp(change[1])), float(np.exp(change[2])), chance)
+    return CurveShape("flat", median, median, chance)
 
 
 def levels_at_ends(values: Floats) -> tuple[float, float]:
@@ -167,8 +177,10 @@ def _differences(scores: Floats, lag: int, cut: int) -> Floats:
     return np.delete(scores[lag:] - scores[:-lag], np.arange(max(cut - lag, 0), min(cut, len(scores) - lag)))
 
 
-def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int] | None:
-    """The description that leaves least: kind, level at both ends, place; None where the change is too small."""
+def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int, float] | None:
+    """The description that leaves least: kind, level at both ends, place, and the share of the sum of squares that it
+    leaves; None where the change is too small.
+    """
     size = len(logs)
     edge = max(3, round(_EDGE * size))
     calm = _without_spikes(logs)
@@ -182,7 +194,8 @@ def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int] | None:
         end = start + slope * (size - 1 - onset)
         first, last, place = _within(start, calm[: max(onset, edge)]), _within(end, calm[-edge:]), onset
         kind = "growing" if slope > 0 else "falling"
-    return (kind, first, last, int(place)) if abs(last - first) >= np.log(LEAST_FOLD) else None
+    left = min(step_left, line_left) / max(float(np.square(calm - calm.mean()).sum()), 1e-300)
+    return (kind, first, last, int(place), left) if abs(last - first) >= np.log(LEAST_FOLD) else None
 
 
 def _within(level: float, logs: Floats) -> float:

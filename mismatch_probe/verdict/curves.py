@@ -252,9 +252,7 @@ def _shape_words(shape: CurveShape, at_step: int | None, metric: str) -> str:
             return f"{what}{'grows' if shape.kind == 'growing' else 'falls'} {fold} from step {at_step}"
         case "step_up" | "step_down":
             return f"{what}steps {shape.kind.removeprefix('step_')} {fold} at step {at_step}"
-        case "too_short":
-            return "too few values"
-    return "flat"
+    return {"too_short": "too few values", "unsure": f"{fold}, no sure trend"}.get(shape.kind, "flat")
 
 
 def published_bands(metric: str, level: float) -> list[PublishedBand]:
@@ -311,6 +309,8 @@ def curve_sentence(curve: MetricCurve) -> str:
         case "sawtooth":
             how = curve.shape_words.partition(": ")[2]
             return f"{words} is a sawtooth around {last}, {how}{levels}"
+        case "unsure":
+            return f"{words} went from a level of {first} to {last}, which slow noise can do too{levels}"
         case "flat":
             return f"{words} is flat at {last} over {write_count(curve.num_steps)} steps{levels}"
         case "too_short":
@@ -361,7 +361,8 @@ def _fitting(curve: MetricCurve) -> str:
         dense = {band.relation for band in curve.bands if band.kind == "dense"}
         limits = {band.relation for band in curve.bands if band.kind == _LIMIT}
         return "flat_high" if (dense or limits) == {"above"} else "flat"
-    return curve.shape
+    first, last = (abs(level - _BEST.get(curve.metric, 0.0)) for level in (curve.first_level, curve.last_level))
+    return curve.shape if curve.shape != "unsure" else "growing" if last > first else "falling"
 
 
 def _causes(

@@ -59,7 +59,7 @@ _OPEN_FIRST: Final = {
 _NO_GAIN_UP_TO: Final = 2.0
 """Times closer in KL at the most that are no reason to change the dtype, where the interval reaches 1 as well."""
 _TOO_FEW: Final = "too few to tell whether it is closer"
-_MORE_PROMPTS: Final = (
+MORE_PROMPTS: Final = (
     f"Whether FP16 is closer takes more prompts: {DEFAULT_NUM_PROMPTS} by default, more with --num-prompts and a "
     "source that has them."
 )
@@ -74,10 +74,13 @@ def with_findings(summary: Summary, documents: Sequence[Document]) -> Summary:
         return summary
     pairs = [pair.model_copy(update={"verdict": _verdict_of_pair(pair, documents)}) for pair in summary.pairs]
     full = summary.model_copy(update={"pairs": pairs, "verdict": overall(pairs)})
-    verdict = full.verdict
+    text = headline_of(full, documents)
     if any(_TOO_FEW in sentence for sentence in _whether_fp16(full, documents)):
-        verdict = verdict.model_copy(update={"advice": [_MORE_PROMPTS, *verdict.advice]})
-    return full.model_copy(update={"verdict": verdict, "headline": headline_of(full, documents)})
+        first = foremost(pairs)
+        advice = list(dict.fromkeys([MORE_PROMPTS, *first.verdict.advice]))
+        advised = first.model_copy(update={"verdict": first.verdict.model_copy(update={"advice": advice})})
+        pairs = [advised if pair is first else pair for pair in pairs]
+    return full.model_copy(update={"pairs": pairs, "verdict": overall(pairs), "headline": text})
 
 
 def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
@@ -91,11 +94,27 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     text = text.removesuffix(few_prompts)
     if explanation is not None:
         for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE):
-            text = text.replace(would_tell, _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, would_tell))
+            text = text.replace(would_tell, _what_checkpoint_tells(explanation) or would_tell)
     answer = [text, *_sentences_behind(pair, documents), *([few_prompts.strip()] if few_prompts else [])]
     on_fp16 = _whether_fp16(summary, documents)
     waits = pair.verdict.kind in ("broken", "bug") or grows(pair)
     return " ".join([*answer, *on_fp16] if waits else [*on_fp16, *answer])
+
+
+def _what_checkpoint_tells(explanation: Explanation) -> str:
+    """Which side departs from the checkpoint, and how far, where the other one is as declared; empty where the verdict
+    is no open one.
+    """
+    words = _WHAT_CHECKPOINT_TELLS.get(explanation.verdict.kind, "")
+    sound = [side for side in explanation.sides if _is_as_declared(side)]
+    open_sides = [side for side in explanation.sides if side.trials and side.verdict.kind == "undecided"]
+    if explanation.verdict.kind != "undecided" or len(sound) != 1 or len(open_sides) != 1:
+        return words
+    times = write_number(open_sides[0].trials[0].residual_floors)
+    return (
+        f"{_SIDES[open_sides[0].side].lower()} lies {times} times as far from the checkpoint as rounding, by no cause "
+        f"that was computed, and {_SIDES[sound[0].side].lower()} is as declared (explain)"
+    )
 
 
 def _whether_fp16(summary: Summary, documents: Sequence[Document]) -> list[str]:

@@ -325,10 +325,13 @@ def _length_advice(case: Case, remedy: str) -> list[str]:
         return []
     if case.length.budget_tokens.value >= case.length.measured_up_to:
         return []
-    is_usual = case.length.median_response > case.length.budget_tokens.value
+    budget, is_usual = case.length.budget_tokens, case.length.median_response > case.length.budget_tokens.value
     longest = f"The longest responses ({write_token_count(case.length.measured_up_to)} tokens)"
+    length = case.length.median_response if is_usual else case.length.measured_up_to
+    are = "are" if budget.high is not None and budget.high < length else "may be"
+    who = "Responses" if is_usual else longest
     return [
-        f"{'Responses' if is_usual else longest} are longer than the length budget: sequence-level importance weights "
+        f"{who} {are} longer than the length budget: sequence-level importance weights "
         f"lose more than half of their effective sample there; {remedy}."
     ]
 

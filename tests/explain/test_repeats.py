@@ -39,3 +39,10 @@ def test_nothing_is_told_of_a_single_pair() -> None:
     found = repeats([2], 20, 0, 0)
     assert not found.disagree
     assert not found.agree
+
+
+@pytest.mark.parametrize(("spread", "is_random"), [(150.0, True), (3.0, False)])
+def test_scatter_that_no_batch_makes_is_randomness_however_far_the_side_is_off(spread: float, is_random: bool) -> None:
+    """Dropout of a tenth moves a model's log-probs by more than it scatters them."""
+    off = RepeatSpread(num_tokens=40, degrees=20, spread_floors=spread, residual_floors=466.0)
+    assert (off.disagree, off.agree) == (is_random, not is_random)

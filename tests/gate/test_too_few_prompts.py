@@ -99,6 +99,14 @@ def test_a_next_look_that_the_source_cannot_give_has_no_command(small: RunDirect
     assert run_gate(small.path, config, count_prompts=lambda source, most: most).next_command is not None
 
 
+def test_a_preset_says_how_many_prompts_the_source_has_too(small: RunDirectory) -> None:
+    result = run_gate(small.path, "nemo-rl", count_prompts=lambda source, most: min(most, 24))
+    assert result.next_command is None
+    assert ", and that holds 24: compare anew with --prompts a source of more" in result.sentence
+    result = run_gate(small.path, "nemo-rl", count_prompts=lambda source, most: most)
+    assert "and that holds" not in result.sentence
+
+
 def test_prompts_that_cannot_be_counted_here_leave_the_command(small: RunDirectory, tmp_path: Path) -> None:
     def count(source: str, most: int) -> int:
         raise UsageError(f"{source} is on another machine")

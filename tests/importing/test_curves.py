@@ -1,6 +1,7 @@
 """Metrics alone, from the file to the answer: shapes, contradictions, causes, and clean logs that accuse nobody."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from mismatch_probe.logs.metric_names import metric_names
 from mismatch_probe.records.files import RunKind, kind_of
 from mismatch_probe.records.lines import CurveReading, CurvesDirectory
 from mismatch_probe.report.answers.curves import curves_answer
+from mismatch_probe.stats.curves import shape_of
 from mismatch_probe.verdict.curve_laws import LAWS, contradictions_in
 from mismatch_probe.verdict.curves import published_bands
 from tests.command_line import probe
@@ -184,6 +186,31 @@ def test_each_sample_has_its_headline() -> None:
     assert "is a sawtooth around" in skyrl.verdict.sentence
     assert "from the newest weights to the oldest" in skyrl.curves[0].shape_words
     assert "staleness" in skyrl.causes[0]
+
+
+def unsure_curve(fold: float) -> np.ndarray:
+    """A change over 40 of 60 steps that the test of its level does not tell from slow noise."""
+    rng, steps = np.random.default_rng(0), np.arange(60)
+    while True:
+        rise = np.log(fold) * np.maximum(steps - 20, 0) / 39
+        values: np.ndarray = 1.2e-3 * np.exp(rise + 0.08 * rng.standard_normal(60))
+        if shape_of(values).kind == "unsure":
+            return values
+
+
+@pytest.mark.parametrize("fold", [3.3, 1 / 3.3])
+def test_a_change_that_is_not_sure_has_both_levels_and_the_causes_of_a_sure_one(tmp_path: Path, fold: float) -> None:
+    file = tmp_path / "metrics.jsonl"
+    rows = [{"step": step, "rollout_corr/k3_kl": kl} for step, kl in enumerate(unsure_curve(fold).tolist())]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_metric_log(file)
+    assert log is not None
+    reading = reading_of_metrics(file, log)
+    assert re.match(
+        r"KL \(k3\) went from a level of [\d.e-]+ to [\d.e-]+, which slow noise can do", reading.verdict.sentence
+    )
+    assert re.fullmatch(r"[\d.]+-fold, no sure trend", reading.curves[0].shape_words)
+    assert any("drives the two apart" in cause for cause in reading.causes) is (fold > 1)
 
 
 def test_a_filled_in_zero_is_named_and_the_rest_is_read() -> None:

@@ -158,6 +158,31 @@ def with_residuals(mu: Verdict, nats: tuple[float, float]) -> Explanation:
     return filed.model_copy(update={"sides": sides})
 
 
+@pytest.mark.parametrize(
+    ("sides", "words"),
+    [
+        ((UNCERTAIN, DECLARED), "the engine lies 5.56 times as far from the checkpoint as rounding, by no cause"),
+        (
+            (DECLARED, UNCERTAIN),
+            "the training path lies 5.56 times as far from the checkpoint as rounding, by no cause",
+        ),
+        ((UNCERTAIN, UNCERTAIN), "no cause that was computed from the checkpoint explains it (explain)"),
+    ],
+)
+def test_the_side_that_alone_departs_from_the_checkpoint_is_named_without_a_cause(
+    sides: tuple[Verdict, Verdict], words: str
+) -> None:
+    filed = with_residuals(UNCERTAIN, (0.1, 0.1))
+    trial = filed.sides[0].trials[0].model_copy(update={"residual_floors": 5.56})
+    own = [
+        side.model_copy(update={"verdict": verdict, "trials": [trial]})
+        for side, verdict in zip(filed.sides, sides, strict=True)
+    ]
+    sentence = headline(judged(OPEN), filed.model_copy(update={"sides": own}))
+    assert words in sentence
+    assert sentence.count("is as declared (explain)") == (DECLARED in sides)
+
+
 @pytest.mark.parametrize("mu", [DECLARED, UNCERTAIN, RANDOM])
 @pytest.mark.parametrize(
     ("nats", "who"), [((0.1, 0.01), "The engine"), ((0.01, 0.1), "The training path"), ((0.02, 0.018), "One side")]

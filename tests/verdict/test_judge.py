@@ -68,6 +68,16 @@ def test_a_length_budget_and_its_wide_interval_are_read_once() -> None:
     ) in evidence
 
 
+@pytest.mark.parametrize(("high", "verb"), [(2400.0, "may be"), (92.0, "are")])
+def test_responses_are_longer_than_the_budget_only_where_its_interval_says_so(high: float, verb: str) -> None:
+    pair = samples.summary(((Dtype.BF16, Dtype.BF16),)).pairs[0]
+    assert pair.length is not None
+    budget = Estimate(90.0, 3.0, high, 0.95, 24, 1000, "token")
+    law = replace(pair.length, budget_tokens=budget, median_response=96.0, measured_up_to=96)
+    advice = judge(replace(with_exact(Dtype.BF16), length=law)).advice
+    assert any(line.startswith(f"Responses {verb} longer than the length budget: ") for line in advice)
+
+
 def hot(dtype: Dtype) -> Disagreement:
     """The training path at another temperature."""
     given = world()

@@ -54,7 +54,14 @@ from mismatch_probe.report.sections.steps import steps_on_screen
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.stats.results import StepGrowth
 from mismatch_probe.verdict.curves import step_to_explain
-from mismatch_probe.verdict.findings import explanation_of, headline_of, headroom_words, localization_of, with_findings
+from mismatch_probe.verdict.findings import (
+    MORE_PROMPTS,
+    explanation_of,
+    headline_of,
+    headroom_words,
+    localization_of,
+    with_findings,
+)
 from mismatch_probe.verdict.headline import (
     GO_ON,
     KL_LIMIT,
@@ -312,8 +319,8 @@ def _settings_tiles(contrast: SettingsContrast) -> list[Tile]:
 
 def _budget_tiles(pair: PairSummary) -> list[Tile]:
     law = pair.length
-    number = budget(pair).value
-    if law is None or number == ABSENT:
+    number = budget(pair)
+    if law is None or number.value == ABSENT:
         return []
     tokens = law.budget
     assert tokens is not None
@@ -321,8 +328,9 @@ def _budget_tiles(pair: PairSummary) -> list[Tile]:
     times = shown_number(tokens, write_tokens) / median
     ratio = float(f"{times:.2g}")
     factor = f"{ratio:,.0f}" if ratio >= _LEAST_WHOLE else f"{ratio:g}"
-    note = f"{factor} times its median response, {write_token_count(median)} tokens"
-    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{number} tokens", note)]
+    times_median = f"{factor} times its median response, {write_token_count(median)} tokens"
+    note = "; ".join(filter(None, (number.interval, times_median)))
+    return [Tile(f"Length budget at ESS {law.budget_ess:g}", f"{number.value} tokens", note)]
 
 
 def _next_step_tiles(summary: Summary, pair: PairSummary, documents: Sequence[Document]) -> list[Tile]:
@@ -342,6 +350,8 @@ def _next_step_tiles(summary: Summary, pair: PairSummary, documents: Sequence[Do
     if part is not None:
         note = f"of the KL, by {part.part} in higher precision on {whose(part)}"
         return [Tile("What fixes most", write_removed(part.removed), note)]
+    if MORE_PROMPTS in pair.verdict.advice:
+        return [Tile("Next step", "More prompts", "these are too few to tell whether FP16 is closer")]
     commands = [command for _, command in map(advice_parts, pair.verdict.advice) if command]
     return [Tile("Next step", *_NEXT[name]) for name in (command.split()[1] for command in commands[:1])]
 

@@ -35,6 +35,7 @@ _BADGES: Final = {
     "step_up": Badge("growing", "steps up"),
     "sawtooth": Badge("undecided", "sawtooth"),
     "flat": Badge("undecided", "flat"),
+    "unsure": Badge("undecided", "no sure trend"),
     "falling": Badge("undecided", "falls"),
     "step_down": Badge("undecided", "steps down"),
 }
@@ -70,8 +71,10 @@ def curves_answer(reading: CurveReading) -> Answer:
         advice=[f"Log {sentence}" for sentence in next_columns],
         table=_curves_table(reading.curves, "under Names and sources"),
         footnote="Levels are those of the step or the line that fits the curve best, at its first and its last step; "
-        "of a flat curve its median. Whether a level changes is a test at 0.1 %, and a change below 1.5-fold is flat. "
-        "A level within a tenth of a published number is within it, since these are rounded; a limit is strict.",
+        "of a flat curve its median. A level changes surely by a test at 0.1 %, or where all values of one end lie "
+        "threefold beyond all of the other half; a change below 1.5-fold is flat, and one of twofold that is not sure "
+        "has no sure trend. A level within a tenth of a published number is within it: these are rounded. A limit "
+        "is strict.",
         figure=_figure(reading.curves),
         sections=list(_sections(reading, bands)),
         screen=[

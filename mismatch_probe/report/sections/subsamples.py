@@ -88,8 +88,10 @@ def vocabulary(summary: Summary) -> Section | None:
         blocks.append(
             Note(
                 "Estimators whose interval of the difference does not hold 0. By chance an interval misses in "
-                f"{chance(summary)} of cases; more than that means that the sampled tokens are not draws from mu, or "
-                "that the two policies do not normalise over the same tokens:",
+                f"{chance(summary)} of cases; those of one pair miss together, since they are of the same tokens, and "
+                "of few positions more miss, since squares of few tokens have a long tail. Misses that stay with more "
+                "positions mean that the sampled tokens are not draws from mu, or that the two policies do not "
+                "normalise over the same tokens:",
                 disagreeing,
             )
         )
