@@ -35,6 +35,7 @@ _SMALLEST_PLAIN = 1e-3
 _LARGEST_PLAIN = 1e5
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _TOKEN_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
+_UNITS = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ def write_bounds(estimate: Estimate, limit: float) -> str:
 
 
 def _read(text: str) -> float:
-    unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:], 1.0)
-    return float(text.rstrip("kMB").replace(",", "")) * unit
+    unit = _UNITS.get(text[-1:], 1.0)
+    return float(text.rstrip("".join(_UNITS)).replace(",", "")) * unit
 
 
 def shown_number(estimate: Estimate, write: Callable[[Estimate], WrittenNumber] = write_estimate) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mismatch_probe.notation import (
     ABSENT,
     bounds_nothing,
+    shown_number,
     write_about,
     write_bounds,
     write_estimate,
@@ -177,6 +178,11 @@ def test_an_interval_of_one_number_twice_is_said_in_words(low: float, high: floa
 
 def test_tokens_that_nothing_bounds_are_not_cut_to_none() -> None:
     assert str(write_tokens(estimate(7.6, 0.001, 1.3e11))) == "8 (too few to bound)"
+
+
+@pytest.mark.parametrize(("tokens", "shown"), [(1.44e12, 1.4e12), (1.44e9, 1.4e9), (1.44e6, 1.4e6), (14_400, 14_000)])
+def test_a_number_of_tokens_is_read_as_it_is_written(tokens: float, shown: float) -> None:
+    assert shown_number(estimate(tokens, 0.5 * tokens, 1.5 * tokens), write_tokens) == pytest.approx(shown)
 
 
 @pytest.mark.parametrize(

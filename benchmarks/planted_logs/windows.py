@@ -124,7 +124,7 @@ def main() -> None:
             np.random.default_rng([flags.seed, number, *draw.__name__.encode()]) for number in range(flags.draws)
         ]
         wrong = sum(onset_of(disagreement_of(draw(random, pools))) is not None for random in randoms)
-        print(f"{name}: {wrong} of {flags.draws} accused", flush=True)
+        print(f"{draw.__name__.replace('_', ' ')}: {wrong} of {flags.draws} accused", flush=True)
         accused, total = accused + wrong, total + flags.draws
     low, high = binomial(accused, total)
     print(f"sound logs accused: {accused} of {total} [{low:.1%}, {high:.1%}]")

@@ -332,9 +332,14 @@ def change_of_level(logs: Floats, courses: Sequence[Floats]) -> tuple[int, float
     return place, rise, float(np.log(max(min(of_lines), 1e-12) / square)) * logs.size / 2
 
 
+_RAMP: Final = 3
+"""Tenths of a course's tokens over which growth from one level to another extends at least; over fewer it is a step."""
+
+
 def step_over_growth(sizes: Floats, is_behind: Mask, courses: Sequence[Ints], rows: Ints) -> float:
     """By how many nats one step in many series of log sizes is likelier than the likeliest growth along a course: a
-    line with one bend, or one in the course's logarithm. Each row is a series with a level of its own.
+    line with one bend, one in the course's logarithm, or one from a level to another (`_RAMP`). Each row is a series
+    with a level of its own.
 
     sizes [T]; is_behind: the step [T]; courses: places [T]; rows: which series each is of [T].
     """
@@ -347,9 +352,11 @@ def step_over_growth(sizes: Floats, is_behind: Mask, courses: Sequence[Ints], ro
     of_growth = [
         squares(*lines)
         for course in ((each - each.min()).astype(np.float64) for each in courses)
+        for ends in [np.quantile(course, [0.0, *_BENDS, 1.0])]
         for lines in [
             (np.log1p(course),),
-            *((course, np.maximum(course, bend)) for bend in np.quantile(course, _BENDS)),
+            *((course, np.maximum(course, bend)) for bend in ends[1:-1]),
+            *((course.clip(begin, end),) for first, begin in enumerate(ends) for end in ends[first + _RAMP :]),
         ]
     ]
     return float(np.log(min(of_growth) / squares(is_behind.astype(np.float64)))) * sizes.size / 2

@@ -264,7 +264,8 @@ def score_hidden_states(
     """`score_logits` in chunks of tokens whose logits and temporaries stay within _CHUNK_BYTES.
 
     On a CPU a chunk's logits are scored in blocks: a product is the faster the more tokens it has, and what is computed
-    of its logits the fewer. The numbers are the same.
+    of its logits the fewer. The blocks change no number. Another size of chunks may change the last bits of products
+    in FP32 and FP64, whose sums a kernel orders by the number of tokens.
     """
     result_dtype = torch.promote_types(log_softmax_dtype, torch.float32)
     logits_bytes, scores_bytes = 3 * vocab_size * hidden_TD.dtype.itemsize, 4 * vocab_size * result_dtype.itemsize

@@ -262,7 +262,8 @@ def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
     if best is None:
         return ""
     ratio = write_estimate(best.ratio)
-    return f"; {best.over.upper()} is {ratio.value} {ratio.interval} times closer"
+    times = f"{ratio.interval} times closer" if ratio.bounds else f"times closer {ratio.interval}".strip()
+    return f"; {best.over.upper()} is {ratio.value} {times}"
 
 
 def clause(sentence: str) -> str:

@@ -1,6 +1,8 @@
 """A vLLM that starts without its tokenizer and is given it once it runs."""
 
 import json
+import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,34 @@ def test_an_id_that_nothing_knows_is_refused_by_a_late_tokenizer_too(start: Star
         engine.replay([TokenSequence("r", [1, 2], [3, 100_000])])
 
 
+class Lines(logging.Handler):
+    """What a log is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.mark.slow
+def test_the_log_of_a_start_has_no_traceback_of_a_chat_on_trial(
+    start: StartEngine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, lines = logging.getLogger("vllm.renderers.base"), Lines()
+    log.addHandler(lines)
+    try:
+        start(checkpoint)
+        log.warning("another line")
+        assert lines.texts == ["another line"]
+        monkeypatch.setattr(vllm_engine, "without_trial_of_chat", nullcontext)
+        start(checkpoint)
+        assert lines.texts[1:] == ["Chat template warmup failed"]
+    finally:
+        log.removeHandler(lines)
+
+
 @pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start(start: StartEngine, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
@@ -114,11 +144,15 @@ def test_what_may_read_text_from_the_start_on_starts_with_the_tokenizer(
 
 
 @pytest.mark.slow
-def test_an_engine_that_does_not_take_its_tokenizer_is_an_error(
+def test_an_engine_that_does_not_take_its_tokenizer_is_an_error_and_is_ended(
     start: StartEngine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm: Any = start(checkpoint).llm  # type: ignore[attr-defined]
     give_tokenizer(llm)
+    core, ended = llm.llm_engine.engine_core, []
+    shutdown = core.shutdown
+    monkeypatch.setattr(core, "shutdown", lambda: ended.append(shutdown()))
     monkeypatch.setattr(type(llm.renderer), "get_eos_token_id", lambda self: None)
     with pytest.raises(EngineError, match="did not take its tokenizer"):
         give_tokenizer(llm)
+    assert len(ended) == 1

@@ -1,5 +1,6 @@
 """A deviation from one place of the context on is named with the place and the side, from the log alone too."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats.sequences import Floats, Sequences, TokenPair
+from mismatch_probe.stats import curves
+from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
 from mismatch_probe.verdict.signatures.places import Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
@@ -230,6 +232,43 @@ def test_a_step_that_doubles_the_deviation_is_named_where_it_is_no_growth(seed: 
     ):
         assert onset_of(times_rounding(seed, growth)) is None
     assert onset_of(times_rounding(seed, np.where(places >= 100, 1.2, 1.0))) is None
+
+
+def behind(prompts: Ints, seed: int, size: Callable[[Floats], Floats]) -> Disagreement:
+    """Responses of 120 tokens behind prompts of these lengths, whose rounding has this size at each place."""
+    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.full(prompts.size, 120))
+    places = sequences.positions.astype(np.float64) + sequences.spread(prompts)
+    log_mu = -random.gamma(1.0, 1.0, places.size) - 0.3
+    diff = random.normal(0, 0.02, places.size) * -np.expm1(log_mu) * size(places)
+    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
+    return Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=prompts)
+
+
+TWO_LENGTHS = np.where(np.arange(16) % 2, 30, 60)
+
+
+def test_growth_between_two_levels_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(size: Callable[[Floats], Floats]) -> int:
+        return sum(onset_of(behind(TWO_LENGTHS, seed, size)) is not None for seed in range(10))
+
+    ramps: list[Callable[[Floats], Floats]] = [
+        lambda places: 1 + ((places - 90) / 40).clip(0, 1),
+        lambda places: 1 + 1.8 * ((places - 90) / 40).clip(0, 1),
+        lambda places: 1 + 1 / (1 + np.exp((120 - places) / 10)),
+    ]
+    assert [named(size) for size in ramps] == [0, 0, 0]
+    assert named(lambda places: np.where(places >= 100, 2.0, 1.0)) >= 8
+    monkeypatch.setattr(curves, "_RAMP", 99)
+    assert sum(named(size) for size in ramps) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_prompts_of_one_length_a_weak_step_may_be_one_of_the_response(seed: int) -> None:
+    alike = np.full(16, 40)
+    assert onset_of(behind(alike, seed, lambda places: np.where(places >= 100, 2.0, 1.0))) is None
+    assert onset_of(behind(alike, seed, lambda places: np.where(places >= 46, 1.0, 0.4))) is None
+    assert onset_of(behind(alike, seed, lambda places: np.where(places >= 100, 6.0, 1.0))) is not None
+    assert onset_of(behind(TWO_LENGTHS, seed, lambda places: np.where(places >= 100, 2.2, 1.0))) is not None
 
 
 @pytest.mark.parametrize("from_end", [False, True])

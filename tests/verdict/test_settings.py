@@ -24,6 +24,20 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
     return Estimate(value, low, high, 0.95, 24, 1000, "token", 24)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (49.0, 81.0, "; FP16 is 63 [49, 81] times closer."),
+        (3.0, 1e7, "; FP16 is 63 times closer (too few to bound)."),
+        (63.0, 63.0, "; FP16 is 63 times closer (no spread)."),
+    ],
+)
+def test_words_that_stand_for_an_interval_close_the_sentence(low: float, high: float, words: str) -> None:
+    summary = samples.undrawn(samples.summary())
+    contrasts = [each.model_copy(update={"ratio": estimate(63.0, low, high)}) for each in summary.contrasts]
+    assert words in headline(summary.pairs, contrasts)
+
+
 def beside(verdict: Verdict = OPEN) -> PairSummary:
     """BF16 on both sides."""
     pair = samples.undrawn(samples.summary(((Dtype.BF16, Dtype.BF16),))).pairs[0]

@@ -1,7 +1,8 @@
 """What the started engine reports of itself, its tokenizer, and new weights in place."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from importlib import import_module, metadata
 from pathlib import Path
@@ -99,6 +100,27 @@ def _end_ids(llm: Any) -> list[int]:
     return sorted({token_id for token_id in [*ids, own] if token_id is not None})
 
 
+_RENDERER_LOG: Final = "vllm.renderers.base"
+_TRIAL_FAILED: Final = "Chat template warmup failed"
+
+
+@contextmanager
+def without_trial_of_chat() -> Iterator[None]:
+    """Start an engine without its tokenizer in the block, and leave out of its log that no chat could be rendered on
+    trial: a traceback in every log would look like a failure.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.msg != _TRIAL_FAILED
+
+    log = logging.getLogger(_RENDERER_LOG)
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
+
+
 def give_tokenizer(llm: Any) -> None:
     """Have an engine that started without its tokenizer load and hold the one that it would have started with.
 
@@ -112,12 +134,12 @@ def give_tokenizer(llm: Any) -> None:
     try:
         with no_collections():
             tokenizer = import_module("vllm.tokenizers").cached_tokenizer_from_config(config)
+        llm.renderer.tokenizer = tokenizer
+        if llm.get_tokenizer() is not tokenizer or llm.renderer.get_eos_token_id() != tokenizer.eos_token_id:
+            raise EngineError("vLLM did not take its tokenizer after it was started, and would not end responses")
     except BaseException:
         llm.llm_engine.engine_core.shutdown()
         raise
-    llm.renderer.tokenizer = tokenizer
-    if llm.get_tokenizer() is not tokenizer or llm.renderer.get_eos_token_id() != tokenizer.eos_token_id:
-        raise EngineError("vLLM did not take its tokenizer after it was started, and would not end responses")
 
 
 def tokenizer_of(llm: Any) -> Any:

@@ -23,6 +23,7 @@ from mismatch_probe.engines.vllm.effective import (
     require_forgotten,
     send_weights,
     tokenizer_of,
+    without_trial_of_chat,
 )
 from mismatch_probe.engines.vllm.failures import engine_failures, start_failure
 from mismatch_probe.engines.vllm.launch import (
@@ -77,9 +78,10 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
     register_kernels()
     keep_frozen = frozen_heap()
     try:
-        with keep_frozen(), own_processes():
+        is_late = LATE_TOKENIZER in launch.choices
+        with keep_frozen(), own_processes(), without_trial_of_chat() if is_late else nullcontext():
             llm = LLM(**launch.arguments)
-        if LATE_TOKENIZER in launch.choices:
+        if is_late:
             give_tokenizer(llm)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error

@@ -100,7 +100,7 @@ def _how_to_read(checks: Sequence[CheckResult]) -> str:
     """What bounds and passing limits are, where a check has any."""
     parts = []
     if any(_bounds_text(check) != "none" for check in checks):
-        parts.append("bounds: the chance that any is wrong, of all blocking checks and looks together, is at most alpha")
+        parts.append("bounds: the chance that any is wrong, of all blocking checks and looks, is at most alpha")
     if any(map(passing_text, checks)):
         parts.append("would pass at: the tightest limit that this run passes")
     return "; ".join(parts)

@@ -32,8 +32,9 @@ OUTSTANDING = 3.0
 """Times the size of the other tokens, in geometric means, that the tokens at the phase have at least."""
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
-"""Times the size before it that a step has at least, and nats by which it is likelier than growth with at most one bend
-where it is no threefold one: a window that only weakens what lies outside doubles the deviation.
+"""Times the size before it that a step has at least, and nats by which it is likelier than growth where it is no
+threefold one: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a
+step may as well be one of the response, as where its form changes.
 """
 
 STANDARD_ERRORS = 8.0
@@ -259,9 +260,11 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
     if times < LEAST_STEP or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
-    courses = [places, *(other for other, _ in _other_places(disagreement, is_seen, places))]
-    if times < OUTSTANDING and step_over_growth(sizes, is_behind, courses, rows) < THAN_GROWTH_NATS:
-        return None
+    if times < OUTSTANDING:
+        own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
+        is_of_response = np.ptp(places - own) == 0
+        if is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS:
+            return None
     place = _where_it_begins(sizes, places, place)
     after = np.zeros_like(is_seen)
     after[np.flatnonzero(is_seen)[places >= place]] = True
