@@ -72,11 +72,11 @@ class Speaker:
     def seen(self, random: Random, ids: list[int]) -> list[int]:
         """What stands between an answer and the next header: its end, if it was cut, and what a tool or user says."""
         if self.folder == DEMO:
-            said = self.ids("<|im_start|>user\nsum " + " ".join(f"{n}:{random.integers(10, 99)}" for n in range(1, 4)))
+            text = self.ids("<|im_start|>user\nsum " + " ".join(f"{n}:{random.integers(10, 99)}" for n in range(1, 4)))
         else:
             words = ["result", "error", "file", "42", "Paris", "the", "of", "ok", "value", "1.5", "is", "\n", "line"]
-            said = self.ids("<|im_start|>tool\n" + " ".join(random.choice(words, int(random.integers(8, 24)))))
-        return [*([] if ids[-1] == self.end else [self.end]), *self.ids("\n"), *said, self.end, *self.ids("\n")]
+            text = self.ids("<|im_start|>tool\n" + " ".join(random.choice(words, int(random.integers(8, 24)))))
+        return [*([] if ids[-1] == self.end else [self.end]), *self.ids("\n"), *text, self.end, *self.ids("\n")]
 
     @torch.inference_mode()
     def answers(self, contexts: list[list[int]], tokens: list[int], seed: int) -> list[tuple[list[int], list[float]]]:
@@ -181,22 +181,22 @@ def conversations(
         for index, (prompt, (ids, mu)) in enumerate(zip(prompts, answers, strict=True)):
             rows[index].append(Response(prompt, ids, np.array(mu), np.array([]), extra={"trajectory": f"t{index}"}))
             parts = [header, ids, speaker.seen(random, ids)]
-            whole = [*histories[index], *chain(*parts)]
+            full = [*histories[index], *chain(*parts)]
             if name is not None and ats.get(index, -1) == turn:
                 try:
                     new = [*histories[index], *chain(*breaks_of(speaker)[name](random, *parts))]
                 except ValueError:  # too short an answer, or no token of it can be split: a turn later, or never
                     if turn < turns - 2:
                         ats[index] = turn + 1
-                    histories[index] = whole
+                    histories[index] = full
                     continue
                 is_late = name == "observation shifted"  # the next prompt is the first to hold it
-                wheres[f"t{index}"] = (turn + 1 + is_late, first_difference(whole, new))
+                wheres[f"t{index}"] = (turn + 1 + is_late, first_difference(full, new))
                 if is_late:
-                    late[index] = (turn + 2, new, len(whole))
+                    late[index] = (turn + 2, new, len(full))
                 else:
-                    whole = new
-            histories[index] = whole
+                    full = new
+            histories[index] = full
     done = {index for index in range(count) if late.get(index) is None}
     wheres = {key: where for key, where in wheres.items() if int(key[1:]) in done and where[0] < turns}
     return with_pi(speaker, [*chain(*rows)]), wheres
@@ -242,15 +242,15 @@ def rows_with_tools(speaker: Speaker, random: Random, count: int, *, closes: boo
     """Rows of two or three sampled stretches that end a turn, with what a tool or user says between them, outside the
     mask; closes: the template's last new line stands at the end. What is not sampled has no number yet.
     """
-    asked = speaker.questions(random, (2 if speaker.folder == DEMO else 4) * count)  # few of SmolLM2 end in time
+    questions = speaker.questions(random, (2 if speaker.folder == DEMO else 4) * count)  # few of SmolLM2 end in time
     rows: list[tuple[list[int], list[int], list[float], list[int]]] = [
-        ([*q, *speaker.header], [], [], []) for q in asked
+        ([*q, *speaker.header], [], [], []) for q in questions
     ]
     for stretch in range(2):
         tokens = [int(random.integers(80, 110)) if speaker.folder == DEMO else int(random.integers(48, 72))] * len(rows)
-        found = speaker.answers([[*row[0], *row[1]] for row in rows], tokens, int(random.integers(2**30)))
+        answers = speaker.answers([[*row[0], *row[1]] for row in rows], tokens, int(random.integers(2**30)))
         kept = []
-        for (prompt, ids, mu, mask), (new, values) in zip(rows, found, strict=True):
+        for (prompt, ids, mu, mask), (new, values) in zip(rows, answers, strict=True):
             is_last = stretch == 1
             if not is_last and new[-1] != speaker.end:
                 continue  # cut off: such a row ends here, and is no conversation

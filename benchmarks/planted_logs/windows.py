@@ -104,8 +104,8 @@ def main() -> None:
         begins = sorted(len(prompt) for prompt in setting.prompts)
         first = int(random.integers(begins[len(begins) // 2] + 16, begins[-1] + setting.tokens - 24))
         log = setting.log(*places.sided(Fault(window=first, less=less), side), int(random.integers(2**30)))
-        found = onset_of(disagreement_of(log))
-        shown = "nothing" if found is None else f"place {found.place}, {found.times:.2g} times"
+        onset = onset_of(disagreement_of(log))
+        shown = "nothing" if onset is None else f"place {onset.place}, {onset.times:.2g} times"
         print(f"window of {side}, {less:g} nats less, place {first + 1}: {shown}", flush=True)
     kept = flags.scratch / "vllm.pickle"
     if not kept.exists():

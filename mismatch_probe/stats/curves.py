@@ -194,8 +194,8 @@ def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int, float] | N
         end = start + slope * (size - 1 - onset)
         first, last, place = _within(start, calm[: max(onset, edge)]), _within(end, calm[-edge:]), onset
         kind = "growing" if slope > 0 else "falling"
-    left = min(step_left, line_left) / max(float(np.square(calm - calm.mean()).sum()), 1e-300)
-    return (kind, first, last, int(place), left) if abs(last - first) >= np.log(LEAST_FOLD) else None
+    share = min(step_left, line_left) / max(float(np.square(calm - calm.mean()).sum()), 1e-300)
+    return (kind, first, last, int(place), share) if abs(last - first) >= np.log(LEAST_FOLD) else None
 
 
 def _within(level: float, logs: Floats) -> float:

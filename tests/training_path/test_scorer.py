@@ -166,10 +166,10 @@ def test_logits_in_blocks_are_bitwise_those_of_a_whole_chunk(
 def test_blocks_that_leave_a_token_out_are_seen(
     monkeypatch: pytest.MonkeyPatch, score: Callable[..., list[ScoredSequence]]
 ) -> None:
-    whole = flat(score("gemma2", Dtype.FP32))
+    at_once = flat(score("gemma2", Dtype.FP32))
     slices = batching._slices
     monkeypatch.setattr(batching, "_slices", lambda start, stop, size: slices(start, max(start, stop - 1), size))
-    assert not np.array_equal(flat(score("gemma2", Dtype.FP32)), whole)
+    assert not np.array_equal(flat(score("gemma2", Dtype.FP32)), at_once)
 
 
 def test_a_head_that_drops_the_models_soft_cap_is_caught_at_load(
