@@ -200,7 +200,8 @@ def test_a_header_and_a_cut_that_are_given_by_flags_are_tried(
 @pytest.mark.usefixtures("explained")
 def test_a_log_that_was_explained_once_is_not_silently_explained_again(imported: Path, model: Path) -> None:
     answer = probe("explain", imported, "--model", model, code=ExitCode.USAGE)
-    assert "explain.json is there already" in answer.stderr
+    assert "explain.json is there already: remove it to look again" in answer.stderr
+    assert "--out" not in answer.stderr
 
 
 @pytest.mark.parametrize("with_pi", [True, False])

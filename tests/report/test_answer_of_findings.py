@@ -18,7 +18,7 @@ from mismatch_probe.report.answers.compare import compare_answer, summary_of_run
 from mismatch_probe.report.page import answer_on_screen
 from mismatch_probe.report.screen import print_answer
 from mismatch_probe.verdict.findings import with_findings
-from mismatch_probe.verdict.headline import EXPLAIN
+from mismatch_probe.verdict.headline import EXPLAIN, foremost
 from tests.command_line import probe
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -287,6 +287,10 @@ def test_more_prompts_are_the_first_advice_where_few_leave_fp16_open() -> None:
     assert few.verdict.advice[0].startswith("Whether FP16 is closer takes more prompts")
     assert with_findings(few, [headroom()]).verdict.advice == few.verdict.advice
     assert not any("more prompts" in advice for advice in enough.verdict.advice)
+    assert foremost(few.pairs).verdict.advice[0] == few.verdict.advice[0]
+    for summary, is_short in ((few, True), (enough, False)):
+        steps = [tile.value for tile in compare_answer(summary, [headroom()]).tiles if tile.label == "Next step"]
+        assert ("More prompts" in steps) is is_short
 
 
 @pytest.mark.slow
