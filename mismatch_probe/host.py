@@ -1,4 +1,4 @@
-"""What a process asks of libgomp, glibc and the system, and what is closed at the end of its block."""
+"""What a process asks of libgomp, glibc, the system and Python's collector, and what is closed at its block's end."""
 
 import ctypes
 import gc

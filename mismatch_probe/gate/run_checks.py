@@ -37,8 +37,8 @@ from mismatch_probe.records.training_run import TrainingDirectory
 from mismatch_probe.stats.growth import LEAST_RATIO, can_show_growth
 from mismatch_probe.stats.results import LEVEL
 from mismatch_probe.stats.sequences import Reals, TokenPair
-from mismatch_probe.verdict.curves import growth_sentence
 from mismatch_probe.verdict.findings import with_findings
+from mismatch_probe.verdict.growth import growth_sentence
 from mismatch_probe.verdict.headline import clause
 
 _SMALLEST_LOSS: Final = 1e-6

@@ -29,7 +29,7 @@ from mismatch_probe.stats.results import LEVEL, StepGrowth
 from mismatch_probe.stats.sequences import Sequences, TokenPair, is_usable, of_sampled_tokens
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS, LeftOutTotals, sides_without_zeros
 from mismatch_probe.verdict.case import where_equal
-from mismatch_probe.verdict.curves import growth_sentence
+from mismatch_probe.verdict.growth import growth_sentence
 
 _SIDES = {"log_mu", "log_pi"}
 _ENTROPY = "entropy_nats"

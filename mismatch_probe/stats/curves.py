@@ -12,7 +12,7 @@ read off differences, which a change of level hardly moves.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -87,13 +87,13 @@ def shape_of(values: Floats, staleness: Floats | None = None) -> CurveShape:
     median = float(np.exp(np.median(logs)))
     change = _best_change(logs)
     if change is not None and (chance <= LEVEL_BY_CHANCE or _leaps(logs)):
-        kind, first, last, place, _ = change
-        return CurveShape(kind, float(np.exp(first)), float(np.exp(last)), chance, int(index[place]))
+        ends = float(np.exp(change.first)), float(np.exp(change.last))
+        return CurveShape(change.kind, *ends, chance, int(index[change.place]))
     old = None if staleness is None else staleness[index]
     if (teeth := _sawtooth(logs, old, median, chance)) is not None:
         return teeth
-    if change is not None and abs(change[2] - change[1]) >= np.log(_UNSURE_FOLD) and change[4] <= _UNSURE_LEFT:
-        return CurveShape("unsure", float(np.exp(change[1])), float(np.exp(change[2])), chance)
+    if change is not None and change.may_be_sure:
+        return CurveShape("unsure", float(np.exp(change.first)), float(np.exp(change.last)), chance)
     return CurveShape("flat", median, median, chance)
 
 
@@ -177,10 +177,25 @@ def _differences(scores: Floats, lag: int, cut: int) -> Floats:
     return np.delete(scores[lag:] - scores[:-lag], np.arange(max(cut - lag, 0), min(cut, len(scores) - lag)))
 
 
-def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int, float] | None:
-    """The description that leaves least: kind, level at both ends, place, and the share of the sum of squares that it
-    leaves; None where the change is too small.
-    """
+class _Change(NamedTuple):
+    """The description of a curve of logs that leaves least."""
+
+    kind: ShapeKind
+    first: float
+    last: float
+    """The levels at both ends."""
+    place: int
+    share_left: float
+    """Of the sum of squares around the mean, what it leaves."""
+
+    @property
+    def may_be_sure(self) -> bool:
+        """Whether it is too large and fits too well for the curve to be called flat, whatever the test says."""
+        return abs(self.last - self.first) >= np.log(_UNSURE_FOLD) and self.share_left <= _UNSURE_LEFT
+
+
+def _best_change(logs: Floats) -> _Change | None:
+    """None where the change is too small."""
     size = len(logs)
     edge = max(3, round(_EDGE * size))
     calm = _without_spikes(logs)
@@ -194,8 +209,10 @@ def _best_change(logs: Floats) -> tuple[ShapeKind, float, float, int, float] | N
         end = start + slope * (size - 1 - onset)
         first, last, place = _within(start, calm[: max(onset, edge)]), _within(end, calm[-edge:]), onset
         kind = "growing" if slope > 0 else "falling"
-    share = min(step_left, line_left) / max(float(np.square(calm - calm.mean()).sum()), 1e-300)
-    return (kind, first, last, int(place), share) if abs(last - first) >= np.log(LEAST_FOLD) else None
+    if abs(last - first) < np.log(LEAST_FOLD):
+        return None
+    share_left = min(step_left, line_left) / max(float(np.square(calm - calm.mean()).sum()), 1e-300)
+    return _Change(kind, first, last, int(place), share_left)
 
 
 def _within(level: float, logs: Floats) -> float:

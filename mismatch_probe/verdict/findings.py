@@ -18,7 +18,7 @@ from mismatch_probe.records.findings import Document, Explanation, Localization,
 from mismatch_probe.records.summary import Cause, PairSummary, Summary, Verdict
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.stats.zeros import MOST_LEFT_OUT_OF_A_PASS
-from mismatch_probe.verdict.curves import step_to_explain
+from mismatch_probe.verdict.growth import step_to_explain
 from mismatch_probe.verdict.headline import (
     CHECKPOINT_TELLS,
     CHECKPOINT_TELLS_CAUSE,

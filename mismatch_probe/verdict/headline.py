@@ -14,7 +14,7 @@ from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.curves import growth_sentence, last_steps, levels_of, step_to_explain
+from mismatch_probe.verdict.growth import growth_sentence, last_steps, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences, of_few_tokens
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 

@@ -9,7 +9,6 @@ from mismatch_probe.notation import write_count, write_many, write_number
 from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Conditioning
 from mismatch_probe.verdict.case import Case, copied_leg, data_faults, with_equal_legs
-from mismatch_probe.verdict.curves import with_growth
 from mismatch_probe.verdict.departures import (
     ExactOutcome,
     beyond_format,
@@ -18,6 +17,7 @@ from mismatch_probe.verdict.departures import (
     level_change_of,
     other_checkpoint,
 )
+from mismatch_probe.verdict.growth import with_growth
 from mismatch_probe.verdict.headline import with_next_commands
 from mismatch_probe.verdict.preflight.facts import AGREEMENT
 from mismatch_probe.verdict.rounding import (

@@ -23,7 +23,6 @@ from mismatch_probe.records.summary import Cause, SettingFinding, Verdict
 from mismatch_probe.stats.results import Blame, Conditioning, Estimate, FewTokens, StepGrowth
 from mismatch_probe.stats.sequences import Reals
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.curves import last_steps
 from mismatch_probe.verdict.departures import (
     FP32_AGREES_NATS,
     SPIKE_NATS,
@@ -31,6 +30,7 @@ from mismatch_probe.verdict.departures import (
     rounds_by_more,
     sides_by_rounding,
 )
+from mismatch_probe.verdict.growth import last_steps
 from mismatch_probe.verdict.preflight.rules import PROMPT_START
 from mismatch_probe.verdict.preflight.weights import TEXT
 from mismatch_probe.verdict.signatures.profile import Disagreement, lower_bound, usual_nats

@@ -234,7 +234,7 @@ def test_a_step_that_doubles_the_deviation_is_named_where_it_is_no_growth(seed: 
     assert onset_of(times_rounding(seed, np.where(places >= 100, 1.2, 1.0))) is None
 
 
-def behind(prompts: Ints, seed: int, size: Callable[[Floats], Floats]) -> Disagreement:
+def after_prompts(prompts: Ints, seed: int, size: Callable[[Floats], Floats]) -> Disagreement:
     """Responses of 120 tokens behind prompts of these lengths, whose rounding has this size at each place."""
     random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.full(prompts.size, 120))
     places = sequences.positions.astype(np.float64) + sequences.spread(prompts)
@@ -249,7 +249,7 @@ TWO_LENGTHS = np.where(np.arange(16) % 2, 30, 60)
 
 def test_growth_between_two_levels_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(size: Callable[[Floats], Floats]) -> int:
-        return sum(onset_of(behind(TWO_LENGTHS, seed, size)) is not None for seed in range(10))
+        return sum(onset_of(after_prompts(TWO_LENGTHS, seed, size)) is not None for seed in range(10))
 
     ramps: list[Callable[[Floats], Floats]] = [
         lambda places: 1 + ((places - 90) / 40).clip(0, 1),
@@ -265,10 +265,10 @@ def test_growth_between_two_levels_is_no_step(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("seed", range(3))
 def test_behind_prompts_of_one_length_a_weak_step_may_be_one_of_the_response(seed: int) -> None:
     alike = np.full(16, 40)
-    assert onset_of(behind(alike, seed, lambda places: np.where(places >= 100, 2.0, 1.0))) is None
-    assert onset_of(behind(alike, seed, lambda places: np.where(places >= 46, 1.0, 0.4))) is None
-    assert onset_of(behind(alike, seed, lambda places: np.where(places >= 100, 6.0, 1.0))) is not None
-    assert onset_of(behind(TWO_LENGTHS, seed, lambda places: np.where(places >= 100, 2.2, 1.0))) is not None
+    assert onset_of(after_prompts(alike, seed, lambda places: np.where(places >= 100, 2.0, 1.0))) is None
+    assert onset_of(after_prompts(alike, seed, lambda places: np.where(places >= 46, 1.0, 0.4))) is None
+    assert onset_of(after_prompts(alike, seed, lambda places: np.where(places >= 100, 6.0, 1.0))) is not None
+    assert onset_of(after_prompts(TWO_LENGTHS, seed, lambda places: np.where(places >= 100, 2.2, 1.0))) is not None
 
 
 @pytest.mark.parametrize("from_end", [False, True])

@@ -1,4 +1,4 @@
-"""What the started engine reports of itself, its tokenizer, and new weights in place."""
+"""A started engine: what it reports of itself, the tokenizer that it is given, and new weights in place."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence

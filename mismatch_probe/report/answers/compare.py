@@ -53,7 +53,6 @@ from mismatch_probe.report.sections.overview import overview_figure
 from mismatch_probe.report.sections.steps import steps_on_screen
 from mismatch_probe.report.view import Answer, Badge, Lines, Table, Terms, Tile
 from mismatch_probe.stats.results import StepGrowth
-from mismatch_probe.verdict.curves import step_to_explain
 from mismatch_probe.verdict.findings import (
     MORE_PROMPTS,
     explanation_of,
@@ -62,6 +61,7 @@ from mismatch_probe.verdict.findings import (
     localization_of,
     with_findings,
 )
+from mismatch_probe.verdict.growth import step_to_explain
 from mismatch_probe.verdict.headline import (
     GO_ON,
     KL_LIMIT,

@@ -9,7 +9,8 @@ from mismatch_probe.notation import write_count, write_number
 from mismatch_probe.records.lines import MetricCurve, WatchRecord
 from mismatch_probe.report.view import Answer, Badge, Terms
 from mismatch_probe.stats.growth import StepLevels
-from mismatch_probe.verdict.curves import curve_sentence, growth_sentence, rises, step_to_explain
+from mismatch_probe.verdict.curves import curve_sentence, rises
+from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
 from mismatch_probe.verdict.headline import against_limit, course_words
 
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "broken": "broken"}
