@@ -197,13 +197,17 @@ def _is_asked(descriptor: int) -> bool:
 
 
 def _import(modules: list[str]) -> bool:
-    """Import, without the collector's pauses, and say whether that was right and went well."""
+    """Import, or call the function of a `MODULE:NAME`, without the collector's pauses, and say whether that was right
+    and went well.
+    """
     if any(Path(device).exists() for device in _GPU_DEVICES):
         return False
     gc.disable()
     try:
-        for module in modules:
-            import_module(module)
+        for name, _, function in (each.partition(":") for each in modules):
+            module = import_module(name)
+            if function:
+                getattr(module, function)()
     except (Exception, SystemExit):  # noqa: BLE001 - the job imports it again and says what is wrong
         return False
     finally:

@@ -26,14 +26,14 @@ STAGES: Final[dict[Preload, list[str]]] = {
         "transformers.modeling_layers",
         "transformers.models.auto.modeling_auto",
         "transformers.models.auto.tokenization_auto",
-        "mismatch_probe.training_path.fit",
+        "mismatch_probe.training_path.fit:make_table_of_renamed_weights",
         "mismatch_probe.compare.scoring_job",
         "mismatch_probe.compare.run",
     ],
     "engine": ["mismatch_probe.engines.vllm.preload", "mismatch_probe.compare.engine_job"],
 }
-"""The modules that each fork server imports. Each stage imports on top of the one before, so both servers hold one
-torch.
+"""The modules that each fork server imports, and functions, `MODULE:NAME`, that it calls. Each stage imports on top of
+the one before, so both servers hold one torch.
 """
 
 

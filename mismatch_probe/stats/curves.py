@@ -177,7 +177,7 @@ def _differences(scores: Floats, lag: int, cut: int) -> Floats:
     return np.delete(scores[lag:] - scores[:-lag], np.arange(max(cut - lag, 0), min(cut, len(scores) - lag)))
 
 
-class _Change(NamedTuple):
+class _CurveChange(NamedTuple):
     """The description of a curve of logs that leaves least."""
 
     kind: ShapeKind
@@ -194,7 +194,7 @@ class _Change(NamedTuple):
         return abs(self.last - self.first) >= np.log(_UNSURE_FOLD) and self.share_left <= _UNSURE_LEFT
 
 
-def _best_change(logs: Floats) -> _Change | None:
+def _best_change(logs: Floats) -> _CurveChange | None:
     """None where the change is too small."""
     size = len(logs)
     edge = max(3, round(_EDGE * size))
@@ -212,7 +212,7 @@ def _best_change(logs: Floats) -> _Change | None:
     if abs(last - first) < np.log(LEAST_FOLD):
         return None
     share_left = min(step_left, line_left) / max(float(np.square(calm - calm.mean()).sum()), 1e-300)
-    return _Change(kind, first, last, int(place), share_left)
+    return _CurveChange(kind, first, last, int(place), share_left)
 
 
 def _within(level: float, logs: Floats) -> float:

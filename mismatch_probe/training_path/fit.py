@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
@@ -36,6 +36,11 @@ NO_LAYER: Final = -1
 """The number of the part outside the layers: embeddings, the last norm, the head."""
 
 Tensors = dict[str, torch.Tensor]
+
+
+def make_table_of_renamed_weights() -> None:
+    """Have transformers make it, once for all jobs that are forked from this process."""
+    get_checkpoint_conversion_mapping("llama")
 
 
 def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
