@@ -18,18 +18,23 @@ from tests.servers.proxy import Json, Proxy, Reply
 
 
 class SaysYes(Proxy):
-    """Takes every request itself, but for the meeting."""
+    """Takes every request itself, but for the meeting.
+
+    It holds the worker's group until the end: the last reference would have it leave while the other side connects.
+    """
 
     def __init__(self, status: int, *, has_worker: bool) -> None:
         super().__init__("http://127.0.0.1:9")
         self._status = status
         self._has_worker = has_worker
+        self._groups: list[object] = []
 
     def reply_to(self, method: str, path: str, headers: dict[str, str], body: Json) -> Reply:
         if path.startswith("/init") and self._has_worker:
             from mismatch_probe.engines.vllm.serving import GlooInitInfo, join_group
 
-            AbandonableThread(lambda: join_group(GlooInitInfo(**body["init_info"]), rank=1)).result(10)
+            joining = AbandonableThread(lambda: join_group(GlooInitInfo(**body["init_info"]), rank=1))
+            self._groups.append(joining.result(10))
         return Reply.of({"world_size": 1}, self._status if path.startswith("/init") else 200)
 
 
