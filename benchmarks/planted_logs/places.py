@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,18 +102,23 @@ def sided(fault: Fault, side: str) -> tuple[Fault, Fault]:
 SIDE_WORDS = {"mu": ("engine", "(mu)"), "pi": ("training path", "trainer", "(pi)")}
 
 
+def numbers_of(code: str, sentence: str) -> list[int]:
+    """The block and the phase, or the place, that a sentence names."""
+    pattern = {
+        "period": r"every ([\d,]+) places of the context, at ([\d,]+)",
+        "onset": r"place ([\d,]+) of the context",
+    }
+    match = re.search(pattern[code], sentence)
+    return [int(number.replace(",", "")) for number in match.groups()] if match else []
+
+
 def judge_places(code: str, numbers: Sequence[Sequence[int]], side: str) -> Callable[[Answer], Named]:
     """The cause, its numbers, each of which may be one of several, and the side; no side named is None."""
 
     def judge(answer: Answer) -> Named:
         verdict = answer.verdict
         named = verdict["code"] == code or any(code in str(cause) for cause in verdict["also"])
-        pattern = {
-            "period": r"every ([\d,]+) places of the context, at ([\d,]+)",
-            "onset": r"place ([\d,]+) of the context",
-        }
-        match = re.search(pattern[code], verdict["sentence"])
-        shown = [int(number.replace(",", "")) for number in match.groups()] if match else []
+        shown = numbers_of(code, verdict["sentence"])
         words = verdict["sentence"].split(". ")[0]
         is_of = {name: any(word in words for word in SIDE_WORDS[name]) for name in SIDES}
         right = None if is_of["mu"] == is_of["pi"] or words.startswith("One side") else is_of[side]
@@ -126,10 +132,20 @@ def with_checkpoint(setting: Setting) -> list[str]:
     return ["--model", "demo" if setting.folder == DEMO else str(setting.folder)]
 
 
-def places(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
-    """kind: period, onset, window or end."""
+@dataclass(frozen=True)
+class AtPlaces:
+    """A log with a fault at places of the context, its side, and the numbers by which it is named."""
 
-    def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+    log: Log
+    side: str
+    code: str
+    numbers: list[list[int]]
+    words: str
+    fault: Fault
+
+    @classmethod
+    def drawn(cls, kind: str, random: Random, smollm2: Path | None, level: int) -> "AtPlaces":
+        """kind: period, onset, window or end."""
         setting, side = Setting(random, smollm2), SIDES[pick(random, (0, 1))]
         begins = sorted(len(prompt) for prompt in setting.prompts)
         longest = begins[-1] + setting.tokens
@@ -154,11 +170,17 @@ def places(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
             code, words, margin = "onset", f"from place {first + 1}", 1 if kind == "end" else 4
             numbers = [list(range(first + 1 - margin, first + 2 + margin))]
         log = setting.log(*sided(fault, side), int(random.integers(2**30)))
+        return cls(log, side, code, numbers, f"{kind} of {side}, {words}, {setting.words}", fault)
+
+
+def places(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
+    def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+        drawn = AtPlaces.drawn(kind, random, smollm2, level)
         write = plain if explains else BOTH_SIDES[pick(random, range(3))]
-        arguments = with_checkpoint(setting) if explains else []
+        arguments = ["--model", "demo" if smollm2 is None else str(smollm2)] if explains else []
         return Planted(
-            write(folder, log), judge_places(code, numbers, side), arguments,
-            f"{write.__name__}, {kind} of {side}, {words}, {setting.words}",
+            write(folder, drawn.log), judge_places(drawn.code, drawn.numbers, drawn.side), arguments,
+            f"{write.__name__}, {drawn.words}",
         )  # fmt: skip
 
     return planted
