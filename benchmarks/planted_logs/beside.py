@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--sound", type=int, default=16, help="Sound logs.")
     parser.add_argument("--kinds", nargs="*", default=KINDS)
+    parser.add_argument("--strengths", nargs="*", choices=LEVELS, default=LEVELS)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     places._folder[:] = [flags.scratch / "computed"]
@@ -124,6 +125,8 @@ def main() -> None:
         print(f"sound, {who}: {wrong} of {flags.sound} accused {binomial(wrong, flags.sound)}", flush=True)
     for kind in flags.kinds:
         for level, strength in enumerate(LEVELS):
+            if strength not in flags.strengths:
+                continue
             right = dict.fromkeys(("alone", "beside the checkpoint", "wrong side"), 0)
             nats = []
             for draw in range(flags.draws):
