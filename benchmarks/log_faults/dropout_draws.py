@@ -26,8 +26,6 @@ from mismatch_probe.explain.sentences import ROUNDING_FLOORS, WRONG_AT_MOST, Rep
 from mismatch_probe.stats.rounding import Floor
 from mismatch_probe.stats.sequences import Floats
 
-SHARES = (0.01, 0.1)
-
 
 def spread_of(bench: Bench, columns: Columns, declared: Account) -> RepeatSpread:
     tokens = LoggedTokens.of(logged(bench.sequences, bench.mu, columns))
@@ -66,6 +64,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.01, 0.1])
     for name in ("prompts", "samples", "tokens"):
         parser.add_argument(f"--{name}", type=int, required=True)
     flags = parser.parse_args()
@@ -75,7 +74,7 @@ def main() -> None:
     unit = Floor.measure(rounded - exact, exact, np.ones(exact.size, dtype=np.bool_)).at(exact)
     pairs = np.array(pairs_of(bench))
     generator = np.random.default_rng(0)
-    for share in SHARES:
+    for share in flags.shares:
         found, apart = [], []
         for draw in range(flags.draws):
             torch.manual_seed(draw)
