@@ -108,8 +108,8 @@ def _weights(bench: Bench) -> Iterator[Fault]:
         {"weights": ({"version": "the step before", "checkpoint": str(folder)},)},
     )
     for share in (0.01, 0.1):
-        one = _scored("dropout", f"{share:g}", Code.NOT_REPEATABLE, in_training.with_dropout, share)
-        yield replace(one, is_drawn=True)
+        dropout = _scored("dropout", f"{share:g}", Code.NOT_REPEATABLE, in_training.with_dropout, share)
+        yield replace(dropout, is_drawn=True)
 
 
 def _lines() -> Iterator[Fault]:

@@ -48,14 +48,14 @@ def pairs_of(bench: Bench) -> list[tuple[int, int]]:
     return pairs
 
 
-def power_of_oracle(apart: Floats, rounding: float, generator: np.random.Generator) -> float:
-    """The share of draws that the likelihood ratio of normal errors names; apart: differences of pairs over the root of
-    two, in units of rounding [draws, pairs].
+def power_of_oracle(distances: Floats, rounding: float, generator: np.random.Generator) -> float:
+    """The share of draws that the likelihood ratio of normal errors names; distances: differences of pairs over the
+    root of two, in units of rounding [draws, pairs].
     """
-    scatter = np.square(apart).mean(0)
+    scatter = np.square(distances).mean(0)
     weights = 1 / rounding**2 - 1 / (rounding**2 + scatter)
     by_chance = np.square(generator.normal(size=(200_000, scatter.size)) * rounding) @ weights
-    added = apart + rounding * generator.normal(size=apart.shape)
+    added = distances + rounding * generator.normal(size=distances.shape)
     return float((np.square(added) @ weights > np.quantile(by_chance, 1 - WRONG_AT_MOST)).mean())
 
 
@@ -75,22 +75,22 @@ def main() -> None:
     pairs = np.array(pairs_of(bench))
     generator = np.random.default_rng(0)
     for share in flags.shares:
-        found, apart = [], []
+        spreads, distances = [], []
         for draw in range(flags.draws):
             torch.manual_seed(draw)
             columns = bench.scored(in_training.with_dropout(bench.checkpoint, share))
-            found.append(spread_of(bench, columns, Account(exact, unit)))
+            spreads.append(spread_of(bench, columns, Account(exact, unit)))
             units = np.concatenate(columns) / unit
-            apart.append((units[pairs[:, 0]] - units[pairs[:, 1]]) / np.sqrt(2))
-        named = sum(each.disagree for each in found)
-        other_weights = sum(each.agree for each in found)
+            distances.append((units[pairs[:, 0]] - units[pairs[:, 1]]) / np.sqrt(2))
+        named = sum(each.disagree for each in spreads)
+        other_weights = sum(each.agree for each in spreads)
         print(
-            f"dropout {share:g}: named in {named} of {len(found)} {binomial(named, len(found))}, taken for other "
-            f"weights in {other_weights}; {found[0].degrees} degrees of freedom; spread "
-            f"{np.round(np.sort([each.spread_floors for each in found]), 1).tolist()} floors, of "
-            f"{np.median([each.residual_floors for each in found]):.3g} from the checkpoint; the oracle names "
+            f"dropout {share:g}: named in {named} of {len(spreads)} {binomial(named, len(spreads))}, taken for other "
+            f"weights in {other_weights}; {spreads[0].degrees} degrees of freedom; spread "
+            f"{np.round(np.sort([each.spread_floors for each in spreads]), 1).tolist()} floors, of "
+            f"{np.median([each.residual_floors for each in spreads]):.3g} from the checkpoint; the oracle names "
             + ", ".join(
-                f"{power_of_oracle(np.array(apart), rounding, generator):.0%} beside rounding of {rounding:g}"
+                f"{power_of_oracle(np.array(distances), rounding, generator):.0%} beside rounding of {rounding:g}"
                 for rounding in (ROUNDING_FLOORS, 1.0)
             ),
             flush=True,

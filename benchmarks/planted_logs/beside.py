@@ -63,7 +63,7 @@ def in_format(log: Log, folder: Path) -> Floats:
 def seen(log: Log, folder: Path) -> dict[str, Cause | None]:
     """By the log alone, and of each side by the checkpoint."""
     disagreement = disagreement_of(log)
-    found = {"alone": period(disagreement) or onset(disagreement)}
+    causes = {"alone": period(disagreement) or onset(disagreement)}
     exact = declared(log, folder)
     floor = Floor.measure(in_format(log, folder) - exact, exact, np.ones(exact.size, dtype=np.bool_))
     logged = LoggedTokens.of([
@@ -75,8 +75,8 @@ def seen(log: Log, folder: Path) -> dict[str, Cause | None]:
     ])  # fmt: skip
     for side, column in logged.columns.items():
         judge = Judge(column, np.zeros_like(column), logged.rows, logged.sampled)
-        found[side] = cause_at_places(logged, judge, Account(exact, floor.at(exact)), Dtype.BF16)
-    return found
+        causes[side] = cause_at_places(logged, judge, Account(exact, floor.at(exact)), Dtype.BF16)
+    return causes
 
 
 def is_right(cause: Cause | None, log: AtPlaces) -> bool:
@@ -88,12 +88,12 @@ def nats_of_oracle(made: AtPlaces, exact: Floats) -> float:
     """The log-likelihood ratio of the fault at the tokens that it hits; the size of its error there is known."""
     starts = np.cumsum([0, *(len(response.ids) for response in made.log)])
     parts = [exact[start:end] for start, end in pairwise(starts)]
-    apart = [replace(r, mu=part, pi=getattr(r, made.side)) for r, part in zip(made.log, parts, strict=True)]
+    residuals = [replace(r, mu=part, pi=getattr(r, made.side)) for r, part in zip(made.log, parts, strict=True)]
     before = np.concatenate([response.places for response in made.log]) - 1
     is_hit = made.fault.hits(torch.tensor(before)).numpy()
     if made.fault.window:
         is_hit |= before >= made.fault.window
-    mu, z = tokens(apart)
+    mu, z = tokens(residuals)
     rest = mu[~is_hit]
     sound = Response([], [0] * rest.size, rest, rest + z[~is_hit] * np.maximum(1 - np.exp(rest), 1e-6))
     size = float(np.sqrt(max(np.mean(z[is_hit] ** 2) - np.mean(z[~is_hit] ** 2), 1e-12)))

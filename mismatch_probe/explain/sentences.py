@@ -203,12 +203,12 @@ def _cause_of_rounding(bench: SideBench) -> Iterator[Cause]:
 def _cause_at_places(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
     """Places of the context at which a side that no hypothesis explains lies apart from the checkpoint."""
     if result.explained_by is None or result.explained_by is result.null:
-        found = cause_at_places(bench.tokens, bench.judge, result.null.account, bench.dtype)
-        if found is not None:
-            sentence = re.sub("^(One side|The engine|The training path)", _capital(SIDES[bench.side]), found.sentence)
-            evidence = [found.evidence[0], _left_by("as declared", result.null.trial)]
-            advice = [Code.by_name(found.code).entry.in_a_log]
-            yield found.model_copy(update={"sentence": sentence, "evidence": evidence, "advice": advice})
+        cause = cause_at_places(bench.tokens, bench.judge, result.null.account, bench.dtype)
+        if cause is not None:
+            sentence = re.sub("^(One side|The engine|The training path)", _capital(SIDES[bench.side]), cause.sentence)
+            evidence = [cause.evidence[0], _left_by("as declared", result.null.trial)]
+            advice = [Code.by_name(cause.code).entry.in_a_log]
+            yield cause.model_copy(update={"sentence": sentence, "evidence": evidence, "advice": advice})
 
 
 def cause_at_places(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Cause | None:
