@@ -5,7 +5,8 @@
 FOLDER is that of a real checkpoint; `--prompts`, `--samples` and `--tokens` make its log shorter or longer. Responses
 and mu are vLLM's own, recorded once by the product's pipeline and kept in the scratch folder; pi is the training
 path's. A fault changes what one side computed, or the line of the log. Outcomes are kept in the scratch folder as well
-and not made again, and `--publish` writes all of them as a report.
+and not made again, and `--publish` writes all of them as a report. Of a fault that is drawn, as dropout is, `--draws`
+says how many; each has a seed of its own.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import torch
 
 from benchmarks.fault_lab.recording import CLEAN_DTYPES, record
 from benchmarks.log_faults.bench import Bench, logged
@@ -40,7 +43,7 @@ class Outcome:
 
     without_checkpoint, with_reference: kind and code of the import's verdict, on the two columns alone and with that of
     the same policy in FP32 beside them. limit: of a fault that was missed, by `sight`; is_hidden: by rounding.
-    size: of the log.
+    size: of the log. draw: the seed of a fault that is drawn.
     """
 
     model: str
@@ -60,6 +63,7 @@ class Outcome:
     is_hidden: bool = False
     limit: str = ""
     size: str = ""
+    draw: int = 0
 
 
 def main() -> None:
@@ -68,6 +72,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="*", type=Dtype.parse, default=CLEAN_DTYPES)
     parser.add_argument("--only", default="", help="faults whose name has this in it; clean, or nothing for all")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "log-faults")
+    parser.add_argument("--draws", type=int, default=1, help="of each fault that is drawn")
     parser.add_argument("--publish", type=Path, help="folder for log-faults.md, of all outcomes that are kept")
     for name in ("prompts", "samples", "tokens"):
         parser.add_argument(f"--{name}", type=int, help=f"{getattr(REAL, name)} of a real checkpoint")
@@ -80,15 +85,15 @@ def main() -> None:
         for dtype in [each_dtype for each_dtype in design.dtypes if each_dtype in arguments.dtypes]:
             bench = prepared(model, design, dtype, arguments.scratch)
             done = {path.stem for path in kept.glob("*.json")}
-            for outcome in outcomes(bench, arguments.only, done):
+            for outcome in outcomes(bench, arguments.only, done, arguments.draws):
                 named = "named " if is_right(outcome) else "MISSED"
                 print(
                     f"{model:10} {dtype} {named} {outcome.fault} {outcome.strength} in {outcome.side}: "
                     f"{' '.join(outcome.codes)} | other {outcome.other_code} ({outcome.seconds:.0f} s) "
-                    f"{outcome.evidence}",
+                    f"{outcome.evidence} {outcome.limit}",
                     flush=True,
                 )
-                name = name_of(bench, outcome.fault, outcome.strength)
+                name = name_of(bench, outcome.fault, outcome.strength, outcome.draw)
                 sized = asdict(replace(outcome, size=design.size))
                 (kept / f"{name}.json").write_text(json.dumps(sized), encoding="utf-8")
     if arguments.publish:
@@ -103,19 +108,24 @@ def is_right(outcome: Outcome) -> bool:
     return outcome.codes[0] in outcome.expected and outcome.other_code == "as_declared"
 
 
-def name_of(bench: Bench, fault: str, strength: str) -> str:
+def name_of(bench: Bench, fault: str, strength: str, draw: int = 0) -> str:
     """Under which an outcome is kept."""
-    return f"{bench.model}-{bench.dtype}-{fault}-{strength}".replace(" ", "-").replace("/", "-")
+    of_draw = f"-{draw}" if draw else ""
+    return f"{bench.model}-{bench.dtype}-{fault}-{strength}{of_draw}".replace(" ", "-").replace("/", "-")
 
 
-def outcomes(bench: Bench, only: str, done: set[str]) -> Iterator[Outcome]:
+def outcomes(bench: Bench, only: str, done: set[str], draws: int = 1) -> Iterator[Outcome]:
     """Of the faults whose name has `only` in it, without those that are done."""
     with predictions_of(bench) as predictions:
         if only in "clean" and name_of(bench, "clean", "") not in done:
             yield judged(bench, predictions, None, "mu")
-        for number, fault in enumerate(faults(bench)):
-            if only in fault.name and name_of(bench, fault.name, fault.strength) not in done:
-                yield judged(bench, predictions, fault, sides(number))
+        for draw in range(draws):
+            for number, fault in enumerate(faults(bench)):
+                if only not in fault.name or (draw and not fault.is_drawn):
+                    continue
+                if name_of(bench, fault.name, fault.strength, draw) not in done:
+                    torch.manual_seed(draw)
+                    yield replace(judged(bench, predictions, fault, sides(number)), draw=draw)
 
 
 def predictions_of(bench: Bench) -> AbstractContextManager[Predictions]:
@@ -154,7 +164,7 @@ def judged(bench: Bench, predictions: Predictions, fault: Fault | None, side: Lo
     if fault is None or is_right(made):
         return made
     is_hidden, figures = limit(bench, fault)
-    return replace(made, is_hidden=is_hidden, limit=figures)
+    return replace(made, is_hidden=is_hidden, limit=f"{figures}; {verdict.evidence[-1]}")
 
 
 def _by_side(explanation: Explanation, side: LoggedSide) -> tuple[Verdict, Verdict]:

@@ -25,7 +25,7 @@ Make = Callable[[Bench], Columns]
 class Fault:
     """`make` gives the faulty column; `given` is what the user tells of it besides the checkpoint.
 
-    outside: it is none of the hypotheses, so that `unexplained` is right.
+    outside: it is none of the hypotheses, so that `unexplained` is right. is_drawn: each draw of it is another one.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Fault:
     make: Make
     settings_given: Mapping[str, Any] = field(default_factory=dict)
     outside: bool = False
+    is_drawn: bool = False
 
 
 def faults(bench: Bench) -> Iterator[Fault]:
@@ -107,7 +108,8 @@ def _weights(bench: Bench) -> Iterator[Fault]:
         {"weights": ({"version": "the step before", "checkpoint": str(folder)},)},
     )
     for share in (0.01, 0.1):
-        yield _scored("dropout", f"{share:g}", Code.NOT_REPEATABLE, in_training.with_dropout, share)
+        dropout = _scored("dropout", f"{share:g}", Code.NOT_REPEATABLE, in_training.with_dropout, share)
+        yield replace(dropout, is_drawn=True)
 
 
 def _lines() -> Iterator[Fault]:

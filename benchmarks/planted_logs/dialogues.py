@@ -238,29 +238,39 @@ def judge_sound(answer: Answer) -> Named:
 # 2: heads and masks
 
 
-def rows_with_tools(speaker: Speaker, random: Random, count: int, *, closes: bool) -> Log:
-    """Rows of two or three sampled stretches that end a turn, with what a tool or user says between them, outside the
-    mask; closes: the template's last new line stands at the end. What is not sampled has no number yet.
+Row = tuple[list[int], list[int], list[float], list[int]]
+"""Prompt, ids, mu, mask; what is not sampled has no number yet."""
+
+
+def sampled_on(speaker: Speaker, random: Random, rows: list[Row], *, is_last: bool, closes: bool) -> list[Row]:
+    """Rows with another sampled stretch, and with what stands behind it; but for the last stretch only rows whose
+    stretch ends a turn: one that is cut off is no conversation.
     """
-    questions = speaker.questions(random, (2 if speaker.folder == DEMO else 4) * count)  # few of SmolLM2 end in time
-    rows: list[tuple[list[int], list[int], list[float], list[int]]] = [
-        ([*q, *speaker.header], [], [], []) for q in questions
-    ]
-    for stretch in range(2):
-        tokens = [int(random.integers(80, 110)) if speaker.folder == DEMO else int(random.integers(48, 72))] * len(rows)
-        answers = speaker.answers([[*row[0], *row[1]] for row in rows], tokens, int(random.integers(2**30)))
-        kept = []
-        for (prompt, ids, mu, mask), (new, values) in zip(rows, answers, strict=True):
-            is_last = stretch == 1
-            if not is_last and new[-1] != speaker.end:
-                continue  # cut off: such a row ends here, and is no conversation
-            seen = [*speaker.seen(random, new), *speaker.header]
-            outside = seen if not is_last else speaker.ids("\n") if closes and new[-1] == speaker.end else []
-            kept.append((
-                prompt, [*ids, *new, *outside], [*mu, *values, *[np.nan] * len(outside)],
-                [*mask, *[1] * len(new), *[0] * len(outside)],
-            ))  # fmt: skip
-        rows = kept[:count]
+    tokens = [int(random.integers(80, 110)) if speaker.folder == DEMO else int(random.integers(48, 72))] * len(rows)
+    answers = speaker.answers([[*row[0], *row[1]] for row in rows], tokens, int(random.integers(2**30)))
+    longer = []
+    for (prompt, ids, mu, mask), (new, values) in zip(rows, answers, strict=True):
+        if not is_last and new[-1] != speaker.end:
+            continue
+        seen = [*speaker.seen(random, new), *speaker.header]
+        outside = seen if not is_last else speaker.ids("\n") if closes and new[-1] == speaker.end else []
+        longer.append((
+            prompt, [*ids, *new, *outside], [*mu, *values, *[np.nan] * len(outside)],
+            [*mask, *[1] * len(new), *[0] * len(outside)],
+        ))  # fmt: skip
+    return longer
+
+
+def rows_with_tools(speaker: Speaker, random: Random, count: int, *, closes: bool) -> Log:
+    """So many rows of two sampled stretches, with what a tool or user says between them, outside the mask; closes: the
+    template's last new line stands at the end.
+    """
+    rows: list[Row] = []
+    while len(rows) < count:  # few answers of SmolLM2 end in time
+        questions = speaker.questions(random, (2 if speaker.folder == DEMO else 4) * count)
+        begun: list[Row] = [([*question, *speaker.header], [], [], []) for question in questions]
+        rows += sampled_on(speaker, random, begun, is_last=False, closes=closes)
+    rows = sampled_on(speaker, random, rows[:count], is_last=True, closes=closes)
     log = [Response(prompt, ids, np.array(mu), np.array([]), mask) for prompt, ids, mu, mask in rows]
     return with_pi(speaker, log)
 
@@ -269,6 +279,9 @@ def masks_plant(edge: str | None, smollm2: Path | None) -> Plant:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         speaker = Speaker.of(smollm2)
         count, closes, seed = int(random.integers(*COUNTS[level])), random.random() < 0.5, int(random.integers(2**30))
+        if smollm2 is not None:  # its rows take minutes: of each strength there are two logs, whose masks are moved
+            seed %= 2
+            count, closes = COUNTS[level][0] + seed, bool(seed)
         log: Log = once(
             lambda: rows_with_tools(speaker, np.random.default_rng(seed), count, closes=closes),
             "masks", speaker.folder.name, count, closes, seed,

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,18 +102,23 @@ def sided(fault: Fault, side: str) -> tuple[Fault, Fault]:
 SIDE_WORDS = {"mu": ("engine", "(mu)"), "pi": ("training path", "trainer", "(pi)")}
 
 
+def numbers_of(code: str, sentence: str) -> list[int]:
+    """The block and the phase, or the place, that a sentence names."""
+    pattern = {
+        "period": r"every ([\d,]+) places of the context, at ([\d,]+)",
+        "onset": r"place ([\d,]+) of the context",
+    }
+    match = re.search(pattern[code], sentence)
+    return [int(number.replace(",", "")) for number in match.groups()] if match else []
+
+
 def judge_places(code: str, numbers: Sequence[Sequence[int]], side: str) -> Callable[[Answer], Named]:
     """The cause, its numbers, each of which may be one of several, and the side; no side named is None."""
 
     def judge(answer: Answer) -> Named:
         verdict = answer.verdict
         named = verdict["code"] == code or any(code in str(cause) for cause in verdict["also"])
-        pattern = {
-            "period": r"every ([\d,]+) places of the context, at ([\d,]+)",
-            "onset": r"place ([\d,]+) of the context",
-        }
-        match = re.search(pattern[code], verdict["sentence"])
-        shown = [int(number.replace(",", "")) for number in match.groups()] if match else []
+        shown = numbers_of(code, verdict["sentence"])
         words = verdict["sentence"].split(". ")[0]
         is_of = {name: any(word in words for word in SIDE_WORDS[name]) for name in SIDES}
         right = None if is_of["mu"] == is_of["pi"] or words.startswith("One side") else is_of[side]
@@ -126,11 +132,24 @@ def with_checkpoint(setting: Setting) -> list[str]:
     return ["--model", "demo" if setting.folder == DEMO else str(setting.folder)]
 
 
-def places(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
-    """kind: period, onset, window or end."""
+@dataclass(frozen=True)
+class AtPlaces:
+    """A log with a fault at places of the context, its side, and the numbers by which it is named."""
 
-    def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+    log: Log
+    side: str
+    code: str
+    numbers: list[list[int]]
+    words: str
+    fault: Fault
+
+    @classmethod
+    def drawn(
+        cls, kind: str, random: Random, smollm2: Path | None, level: int, *, of_engine: bool = False
+    ) -> "AtPlaces":
+        """kind: period, onset, window or end; of_engine: the engine errs, else a side that is drawn too."""
         setting, side = Setting(random, smollm2), SIDES[pick(random, (0, 1))]
+        side = "mu" if of_engine else side
         begins = sorted(len(prompt) for prompt in setting.prompts)
         longest = begins[-1] + setting.tokens
         if kind == "period":
@@ -154,11 +173,20 @@ def places(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
             code, words, margin = "onset", f"from place {first + 1}", 1 if kind == "end" else 4
             numbers = [list(range(first + 1 - margin, first + 2 + margin))]
         log = setting.log(*sided(fault, side), int(random.integers(2**30)))
+        return cls(log, side, code, numbers, f"{kind} of {side}, {words}, {setting.words}", fault)
+
+
+def places(kind: str, smollm2: Path | None, *, explains: bool, of_engine: bool = False) -> Plant:
+    """of_engine: the log holds the engine's side alone."""
+
+    def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+        made = AtPlaces.drawn(kind, random, smollm2, level, of_engine=of_engine)
         write = plain if explains else BOTH_SIDES[pick(random, range(3))]
-        arguments = with_checkpoint(setting) if explains else []
+        arguments = ["--model", "demo" if smollm2 is None else str(smollm2)] if explains else []
+        log = [replace(response, pi=np.full(len(response.ids), np.nan)) for response in made.log]
         return Planted(
-            write(folder, log), judge_places(code, numbers, side), arguments,
-            f"{write.__name__}, {kind} of {side}, {words}, {setting.words}",
+            write(folder, log if of_engine else made.log), judge_places(made.code, made.numbers, made.side), arguments,
+            f"{write.__name__}, {made.words}",
         )  # fmt: skip
 
     return planted
@@ -289,8 +317,10 @@ def sure_then_unsure(log: Log, at: int) -> Log:
     return made
 
 
-def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
-    """kind: plain; siblings (some agree bit for bit); zeros (top-k of one at a third of the tokens); tools; steps."""
+def sound(kind: str, smollm2: Path | None, *, explains: bool, of_engine: bool = False) -> Plant:
+    """kind: plain; siblings (some agree bit for bit); zeros (top-k of one at a third of the tokens); tools; steps.
+    of_engine: the log holds the engine's side alone.
+    """
 
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         setting = Setting(
@@ -319,6 +349,8 @@ def sound(kind: str, smollm2: Path | None, *, explains: bool) -> Plant:
                 ids = [*response.ids[:at], *tool_ids, *response.ids[at:]]
                 made.append(type(response)(response.prompt, ids, mu, pi, mask))
             log = made
+        if of_engine:
+            log = [replace(response, pi=np.full(len(response.ids), np.nan)) for response in log]
         needs_plain = explains or kind in ("zeros", "tools")
         write = plain if needs_plain else BOTH_SIDES[pick(random, range(3))]
 
@@ -341,6 +373,9 @@ def faults(scratch: Path, smollm2: Path) -> dict[tuple[int, str], Plant]:
             where = f"{model}{', checkpoint' if explains else ''}"
             for kind in ("period", "onset", "window", "end"):
                 made[3, f"computed {kind}, {where}"] = places(kind, folder, explains=explains)
+                if explains:
+                    engine_alone = places(kind, folder, explains=True, of_engine=True)
+                    made[3, f"computed {kind}, {model}, engine alone, checkpoint"] = engine_alone
             made[4, f"computed noise, {where}"] = own_noise(folder, explains=explains)
             made[8, f"computed flight, {where}"] = flights(folder, scratch, explains=explains)
     made[8, "computed flight, demo, checkpoint, old cache"] = flights(None, scratch, explains=True, keeps_cache=True)
@@ -354,4 +389,6 @@ def clean_logs(smollm2: Path) -> dict[tuple[int, str], Plant]:
             made[0, f"computed {kind}, {model}"] = sound(kind, folder, explains=False)
         for kind in ("plain", "siblings"):
             made[0, f"computed {kind}, {model}, checkpoint"] = sound(kind, folder, explains=True)
+        engine_alone = sound("plain", folder, explains=True, of_engine=True)
+        made[0, f"computed plain, {model}, engine alone, checkpoint"] = engine_alone
     return made

@@ -235,8 +235,11 @@ class Code(Catalogued):
         "Look at what works in blocks of {block} tokens there: chunked prefill (max_num_batched_tokens), the page of "
         "the KV cache, a tile of the attention or of FP8 scales. Change the size: the period moves with its cause.",
         name="period",
+        seen_in=ARRAYS | PASSES,
         in_short="Change the block size",
         is_in_the_model=True,
+        in_a_log="Look at what works in blocks of so many tokens on that side (a chunk of the prefill, a page of the "
+        "KV cache, a tile of a kernel), and change its size.",
     )
     ONSET = Mismatch(
         "{side} departs from place {place} of the context on{what}.",
@@ -244,9 +247,12 @@ class Code(Catalogued):
         "longest context, draft tokens that run beyond max_model_len. Change that limit: the place moves with its "
         "cause.",
         name="onset",
+        seen_in=ARRAYS | PASSES,
         rank=CauseRank.PLACE,
         in_short="Change the limit there",
         is_in_the_model=True,
+        in_a_log="Look at what ends at that place on that side (a window, a sparse index, a limit of the cache), and "
+        "change it.",
     )
     PACKING = Mismatch(
         "{side} departs from its declared settings: {what}.",

@@ -1,5 +1,6 @@
 """From findings to a verdict in words: rounding, repeats, and where a side departs."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from mismatch_probe.notation import write_count, write_number, write_percent, wr
 from mismatch_probe.records.findings import Trial
 from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import trimmed_mean
+from mismatch_probe.stats.sequences import Sequences, TokenPair
+from mismatch_probe.verdict.departures import LEAST_FP32_FLOOR
+from mismatch_probe.verdict.signatures.places import onset, period
+from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.recording import is_on_grid
 
 _LEAST_DEGREES: Final = 2
@@ -146,7 +151,8 @@ def verdict_of(bench: SideBench, result: SearchResult | None, num_missing: int, 
     """
     causes = list(_missing(bench, num_missing, num_sampled))
     if result is not None:
-        causes += [*_causes_of_departures(bench, result), *_cause_of_rounding(bench), *_nameless(bench, result)]
+        causes += [*_causes_of_departures(bench, result), *_cause_of_rounding(bench)]
+        causes += [*_cause_at_places(bench, result)] or [*_nameless(bench, result)]
         causes = causes or [_as_declared(bench, result)]
     first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(Code.by_name(cause.code).kind))
     return Verdict(kind=Code.by_name(first.code).kind, also=others, **first.model_dump())
@@ -192,6 +198,43 @@ def _cause_of_rounding(bench: SideBench) -> Iterator[Cause]:
             f"{_capital(SIDES[bench.side])} departs from its declared settings: its log-probs are rounded to {grid}.",
             [f"every log-prob is exact in {grid}: a log-softmax in {grid}, or a transport that stored it"],
         )
+
+
+def _cause_at_places(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
+    """Places of the context at which a side that no hypothesis explains lies apart from the checkpoint."""
+    if result.explained_by is None or result.explained_by is result.null:
+        cause = cause_at_places(bench.tokens, bench.judge, result.null.account, bench.dtype)
+        if cause is not None:
+            sentence = re.sub("^(One side|The engine|The training path)", _capital(SIDES[bench.side]), cause.sentence)
+            evidence = [cause.evidence[0], _left_by("as declared", result.null.trial)]
+            advice = [Code.by_name(cause.code).entry.in_a_log]
+            yield cause.model_copy(update={"sentence": sentence, "evidence": evidence, "advice": advice})
+
+
+def cause_at_places(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Cause | None:
+    """The cause, where a side lies apart from what is declared once in every block of the context, or from a place on:
+    what two logged sides show of each other, one side shows of the checkpoint, which does not round.
+    """
+    column, prediction = judge.column, null.prediction
+    is_known = judge.is_counted & np.isfinite(prediction) & np.isfinite(column)
+    prompts = [tuple(sequence.prompt_token_ids) for sequence in tokens.sequences]
+    clusters = np.unique(np.array([hash(prompt) for prompt in prompts]), return_inverse=True)[1]
+    sequences = Sequences.of_lengths(tokens.lengths, clusters).of_tokens(is_known)
+    if sequences is None:
+        return None
+    has_token = np.bincount(tokens.rows[is_known], minlength=len(prompts)) > 0
+    own, declared = (np.clip(values[is_known], -_FARTHEST_NATS, 0.0) for values in (column, prediction))
+    disagreement = Disagreement(
+        TokenPair(sequences, log_pi=own, log_mu=declared),
+        dtype,
+        Dtype.FP32,
+        LEAST_FP32_FLOOR,
+        prompt_lengths=np.array([len(prompt) for prompt in prompts])[has_token],
+    )
+    return period(disagreement) or onset(disagreement)
+
+
+_FARTHEST_NATS: Final = 100.0
 
 
 def _as_declared(bench: SideBench, result: SearchResult) -> Cause:

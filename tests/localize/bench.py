@@ -52,12 +52,15 @@ class Held:
 class Bench:
     """One checkpoint, its training path loaded once."""
 
-    def __init__(self, folder: Path, scratch: Path, dtype: Dtype = Dtype.BF16, *, modules: bool = True) -> None:
+    def __init__(
+        self, folder: Path, scratch: Path, dtype: Dtype = Dtype.BF16, *, modules: bool = True, batch_tokens: int = 800
+    ) -> None:
+        """All sequences are one batch unless `batch_tokens` is less."""
         self.folder = folder
         self.dtype = dtype
         self.modules = modules
         self.store = ActivationStore(scratch)
-        self.batches = plan_activation_batches(some_sequences(), batch_tokens=400, logit_rows=10_000)
+        self.batches = plan_activation_batches(some_sequences(), batch_tokens=batch_tokens, logit_rows=10_000)
         self.model, self.arithmetic = load_training_model(
             folder, dtype, TrainingPathSettings(), CPU, trust_remote_code=False
         )
@@ -66,6 +69,11 @@ class Bench:
         return record_activations(
             self.model, self.arithmetic, self.batches, self.store, modules=self.modules, side=side
         )
+
+    def recorded(self, side: str) -> dict[str, bytes]:
+        """The files of a side, by their place in its folder."""
+        folder = self.store.file(side, 0, None).parents[1]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def twice(self) -> Held:
         """The side recorded twice, held against itself."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tiny_models import make_checkpoint
 
-NUM_LAYERS = 3
+NUM_LAYERS = 2
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def twice(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> C
 
     @cache
     def held(family: str) -> Held:
-        return Bench(checkpoint(family), tmp_path_factory.mktemp("twice")).twice()
+        return Bench(checkpoint(family), tmp_path_factory.mktemp("twice"), batch_tokens=400).twice()
 
     return held
 
@@ -109,17 +109,16 @@ def test_an_fp32_side_errs_as_sums_in_another_order_do(checkpoint: Checkpoint, t
 def test_a_16_bit_side_errs_in_every_block_by_about_its_rounding(checkpoint: Checkpoint, tmp_path: Path) -> None:
     bench = Bench(checkpoint("llama"), tmp_path, modules=False)
     held = bench.twice()
-    assert [(error.layer, error.place) for error in held.errors] == [(0, BLOCK), (1, BLOCK), (2, BLOCK), (None, "norm")]
+    assert [(error.layer, error.place) for error in held.errors] == [(0, BLOCK), (1, BLOCK), (None, "norm")]
     assert all(2.0**-10 < error.infer.own.value < 2.0**-6 for error in held.errors)
     assert held.errors[0].infer.own.value == pytest.approx(held.errors[0].infer.total.value, rel=0.05)
     assert all(error.infer.cosine > 0.999 for error in held.errors)
 
 
-@pytest.mark.parametrize(("layer", "modules"), [*((layer, True) for layer in range(NUM_LAYERS)), (1, False)])
-def test_a_perturbation_in_layer_k_is_found_at_layer_k(
-    checkpoint: Checkpoint, tmp_path: Path, layer: int, modules: bool
-) -> None:
-    bench = Bench(checkpoint("llama"), tmp_path, modules=modules)
+@pytest.mark.parametrize(("layer", "modules"), [(0, True), (1, True), (2, True), (1, False)])
+def test_a_perturbation_in_layer_k_is_found_at_layer_k(tmp_path: Path, layer: int, modules: bool) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint", "llama", num_hidden_layers=3)
+    bench = Bench(folder, tmp_path, modules=modules, batch_tokens=400)
     bench.record("clean")
     disturbed = undivided_modules(bench.model)[layer].mlp.down_proj.weight
     disturbed.data *= 1 + 0.05 * torch.randn(disturbed.shape, generator=torch.Generator().manual_seed(0))
@@ -154,8 +153,9 @@ def test_a_fault_between_two_places_is_named_by_the_place_around_them(checkpoint
 
 
 def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """In batches whose lengths are alike: of others the scorer makes several passes, whose sums round otherwise."""
     folder = checkpoint("qwen3")
-    bench = Bench(folder, tmp_path)
+    bench = Bench(folder, tmp_path, batch_tokens=400)
     recorded = bench.record("once")
     with Scorer.load(folder, Dtype.BF16, TrainingPathSettings()) as scorer:
         plain = [one for batch in bench.batches for one in scorer.score_batch(batch.sequences)]

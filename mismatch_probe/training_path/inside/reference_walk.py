@@ -6,6 +6,7 @@ innocent in each adds up. What is left lies between them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -84,6 +85,7 @@ class ReferenceWalk:
         self._rows: dict[tuple[LayerPlace, str], RowsSeen] = {}
         self._parts: list[_Part] = []
         self._norm_weights: dict[LayerPlace, Tensor | None] = {}
+        self._layers: dict[str, tuple[Path, safe_open]] = {}
 
     def run(self, batches: Sequence[ActivationBatch]) -> list[ScoredSequence]:
         """Go over all batches; the reference's own scores."""
@@ -196,18 +198,18 @@ class ReferenceWalk:
 
     def _read_place(self, side: str, visit: Visit) -> tuple[list[Tensor], Tensor, Tensor | None] | None:
         """What a side was given at a place and returned, and its layer's router logits; None without a record."""
-        with self._open_layer(side, visit.layer) as tensors:
-            names = set(tensors.keys())
-            router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
-            router_logits = None if router is None else tensors.get_tensor(router)
-            if visit.place == BLOCK:
-                inputs, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
-                return inputs, self._stream[side], router_logits
-            keys, out_key = stored_keys(visit.place, names)
-            keys = keys if visit.inputs else []
-            if not {*keys, out_key} <= names:
-                return None
-            return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out_key), router_logits
+        tensors = self._open_layer(side, visit.layer)
+        names = set(tensors.keys())
+        router = next((name for name in names if name.endswith(".out") and is_router(name[: -len(".out")])), None)
+        router_logits = None if router is None else tensors.get_tensor(router)
+        if visit.place == BLOCK:
+            inputs, self._stream[side] = [self._stream[side]], tensors.get_tensor(key(BLOCK, "out"))
+            return inputs, self._stream[side], router_logits
+        keys, out_key = stored_keys(visit.place, names)
+        keys = keys if visit.inputs else []
+        if not {*keys, out_key} <= names:
+            return None
+        return [tensors.get_tensor(row_key) for row_key in keys], tensors.get_tensor(out_key), router_logits
 
     def _same_experts(self, router_logits_TE: Tensor | None, num_rows: int) -> Tensor:
         """Tokens [T] that FP32, computing the place again on the side's input, sends to the side's own experts."""
@@ -220,9 +222,8 @@ class ReferenceWalk:
         """Logits of the chosen rows: a vocabulary's width is too much for all."""
         rows = self._batch.logit_rows
         for side in self._sides:
-            with self._open_layer(side, None) as tensors:
-                if key(HEAD, "out") not in tensors.keys():  # noqa: SIM118 - not a mapping
-                    return
+            if key(HEAD, "out") not in self._open_layer(side, None).keys():  # noqa: SIM118 - not a mapping
+                return
         hidden_TD = batch_pass.hidden_rows(self._pass_rows)
         target_TV = batch_pass.head.logits(hidden_TD[rows])
         logits: dict[str, Tensor] = {}
@@ -288,11 +289,15 @@ class ReferenceWalk:
             total.index_add_(0, self._sequence_T, share_T.double().cpu())
 
     def _open_layer(self, side: str, layer: int | None) -> safe_open:
-        return safe_open(self._store.file(side, self._batch.number, layer), framework="pt")
+        """What a side recorded in a layer, which is opened once for all of its places."""
+        path = self._store.file(side, self._batch.number, layer)
+        if side not in self._layers or self._layers[side][0] != path:
+            self._layers[side] = path, safe_open(path, framework="pt")
+        return self._layers[side][1]
 
     def _read_tensors(self, side: str, layer: int | None, keys: list[str]) -> list[Tensor]:
-        with self._open_layer(side, layer) as tensors:
-            return [tensors.get_tensor(row_key) for row_key in keys]
+        tensors = self._open_layer(side, layer)
+        return [tensors.get_tensor(row_key) for row_key in keys]
 
 
 def _prefixes(sequence: TokenSequence) -> Iterator[int]:
