@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,26 @@ def asking_with(vllm: RealServer, **other: Any) -> Iterator[Proxy]:
         yield proxy
 
 
+@dataclass(frozen=True)
+class Greedy:
+    """An audit of the server as it is, which has a header to try, its folder, and what the server was asked."""
+
+    document: Audit
+    out: Path
+    questions: list[Json]
+
+
 @pytest.fixture(scope="module")
-def greedy(vllm: RealServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Audit, Path]:
-    """An audit of the server as it is, which has a header to try, and its folder."""
+def greedy(vllm: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Greedy:
     out = tmp_path_factory.mktemp("greedy") / "run"
-    return audited(vllm.url, out, "--header", HEADER, code=ExitCode.PASS), out
+    with Proxy(vllm.url) as proxy:
+        document = audited(proxy.url, out, "--header", HEADER, "--num-prompts", 12, code=ExitCode.PASS)
+        return Greedy(document, out, [body for path, _, body in proxy.seen if path == COMPLETIONS])
 
 
 @slow
-def test_a_greedy_server_is_as_declared_and_the_page_says_so(greedy: tuple[Audit, Path]) -> None:
-    document, out = greedy
-    agreement = document.agreement
+def test_a_greedy_server_is_as_declared_and_the_page_says_so(greedy: Greedy) -> None:
+    out, agreement = greedy.out, greedy.document.agreement
     assert agreement is not None
     assert agreement.equal.value > 0.99
     assert agreement.noise_low < 3
@@ -86,26 +96,23 @@ def test_a_greedy_server_is_as_declared_and_the_page_says_so(greedy: tuple[Audit
 
 
 @slow
-def test_a_header_that_no_provider_adds_accuses_nobody(greedy: tuple[Audit, Path]) -> None:
-    assert greedy[0].settings.headers == (HEADER,)
-    assert greedy[0].verdict.cause is None
-    assert greedy[0].verdict.kind != "bug"
+def test_a_header_that_no_provider_adds_accuses_nobody(greedy: Greedy) -> None:
+    assert greedy.document.settings.headers == (HEADER,)
+    assert greedy.document.verdict.cause is None
+    assert greedy.document.verdict.kind != "bug"
 
 
 @slow
-def test_no_log_probs_are_asked_for(vllm: RealServer, tmp_path: Path) -> None:
-    with Proxy(vllm.url) as proxy:
-        probe("audit", *FEW, "--server", proxy.url, "--out", tmp_path / "run")
-        questions = [body for path, _, body in proxy.seen if path == COMPLETIONS]
-    assert len(questions) == 12
-    assert not any("logprobs" in body or "prompt_logprobs" in body for body in questions)
+def test_no_log_probs_are_asked_for(greedy: Greedy) -> None:
+    assert len(greedy.questions) == 12
+    assert not any("logprobs" in body or "prompt_logprobs" in body for body in greedy.questions)
 
 
 @slow
 def test_tokens_of_weights_in_four_bits_are_named(vllm: RealServer, tmp_path: Path) -> None:
     vllm.load(with_weights(tmp_path / "int4", QUANTISATIONS[-1]))
     try:
-        document = audited(vllm.url, tmp_path / "run", code=ExitCode.GATE_FAILED)
+        document = audited(vllm.url, tmp_path / "run", "--num-prompts", 16, code=ExitCode.GATE_FAILED)
     finally:
         vllm.load(demo_checkpoint())
     assert document.agreement is not None
@@ -119,7 +126,7 @@ def test_other_weights_are_seen_where_none_that_was_tried_fits(
 ) -> None:
     vllm.load(other_weights)
     try:
-        document = audited(vllm.url, tmp_path / "run", "--num-prompts", 16, code=ExitCode.GATE_FAILED)
+        document = audited(vllm.url, tmp_path / "run", "--num-prompts", 8, code=ExitCode.GATE_FAILED)
     finally:
         vllm.load(demo_checkpoint())
     assert document.verdict.cause is None
@@ -208,8 +215,9 @@ def test_a_text_that_a_provider_puts_before_prompts_is_named_where_it_is_given(
     vllm: RealServer, tmp_path: Path
 ) -> None:
     with hidden_header(vllm) as proxy:
-        unknown = audited(proxy.url, tmp_path / "unknown", code=ExitCode.GATE_FAILED, size=FEW)
-        known = audited(proxy.url, tmp_path / "known", "--header", HEADER, code=ExitCode.GATE_FAILED, size=FEW)
+        few = ("--num-prompts", 8)
+        unknown = audited(proxy.url, tmp_path / "unknown", *few, code=ExitCode.GATE_FAILED, size=FEW)
+        known = audited(proxy.url, tmp_path / "known", *few, "--header", HEADER, code=ExitCode.GATE_FAILED, size=FEW)
     assert known.verdict.cause is not None
     assert "header" in known.verdict.cause
     assert unknown.verdict.cause is None or "weights" not in unknown.verdict.cause
@@ -220,12 +228,13 @@ def test_an_audit_with_a_run_takes_its_checkpoint_and_prompts_and_is_filed_there
     vllm: RealServer, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    compared = ("--model", "demo", "--prompts", "sums:long", "--num-prompts", "32", "--max-new-tokens", "16")
-    probe("compare", *compared, "--dtype", "bf16", "--reference", "none", "--out", run, code=ExitCode.PASS)
-    probe("audit", "--run", run, "--server", vllm.url, "--max-new-tokens", "96", code=ExitCode.PASS)
+    sides = ("--train", "bf16", "--infer", f"prod:url={vllm.url}", "--reference", "none")
+    probe("compare", *SMALL[:-1], "8", "--num-prompts", 12, *sides, "--out", run, code=ExitCode.PASS)
+    words = ("--num-prompts", "12", "--max-new-tokens", "96")
+    probe("audit", "--run", run, "--server", vllm.url, *words, code=ExitCode.PASS)
     document = Findings(run).audit()
     assert document is not None
-    assert document.responses.num_prompts == 32
+    assert document.responses.num_prompts == 12
     assert "As declared: the tokens are those of demo in BF16" in (run / "report.html").read_text(encoding="utf-8")
 
 
