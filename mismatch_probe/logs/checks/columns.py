@@ -361,7 +361,7 @@ class HeaderSums:
     own prompt ends with that header: there the engine was given what it is said to have sampled here.
     """
 
-    later: int = 0
+    num_later: int = 0
     in_header: Ints = field(default_factory=lambda: np.zeros(MOST_IN_HEADER + 1, dtype=np.int64))
     """[so many tokens], of which the engine has no log-prob, or 0."""
 
@@ -369,7 +369,7 @@ class HeaderSums:
         """starts, ends: of stretches that are not the first of their response."""
         if not starts.size:
             return
-        self.later += starts.size
+        self.num_later += starts.size
         rows, width = block.rows[starts], MOST_IN_HEADER + _OF_HEADER
         tails = np.full((len(block.responses), width), -1, dtype=np.int64)
         for row in np.unique(rows).tolist():
@@ -384,6 +384,6 @@ class HeaderSums:
             self.in_header[number] += int((is_header & is_outside & is_inside).sum())
 
     def __iadd__(self, other: "HeaderSums") -> "HeaderSums":
-        self.later += other.later
+        self.num_later += other.num_later
         self.in_header = self.in_header + other.in_header
         return self

@@ -294,7 +294,7 @@ def _after_stop(stops: StopSums) -> LogFinding | None:
 def _in_header(sums: HeaderSums) -> LogFinding | None:
     """That later stretches begin with the end of the header that the prompts end with."""
     tokens = int(sums.in_header.argmax())
-    number, total = int(sums.in_header[tokens]), sums.later
+    number, total = int(sums.in_header[tokens]), sums.num_later
     if not tokens or not _are_nearly_all(np.array([number]), np.array([total])).any():
         return None
     return LogFinding.of(
