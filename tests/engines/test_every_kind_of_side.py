@@ -49,7 +49,7 @@ def of_server(
 def engines(
     trainers: Records, start: StartEngine, llama: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Records:
-    """By the names of sides of mu. Behind the ranks of `trainers`: with vLLM's variables, jobs would need new servers."""
+    """By the names of sides of mu; behind `trainers`, or their ranks would need servers with vLLM's variables."""
     log = imported(tmp_path_factory.mktemp("log"), write(tmp_path_factory.mktemp("written") / "log.jsonl", rows()))
     started: dict[str, dict[str, Any]] = {
         "here": {},
