@@ -251,13 +251,14 @@ def _square_around_lines(logs: Floats, lines: Sequence[Floats]) -> float:
 
 def _best_line(logs: Floats, onsets: Ints) -> tuple[int, float, float, float]:
     """The best line that is level up to an onset: the onset, the level, the slope, and the squares that it leaves."""
-    steps = np.arange(len(logs), dtype=float)
-    best = (0, float(logs.mean()), 0.0, float(np.square(logs - logs.mean()).sum()))
+    steps, mean = np.arange(len(logs), dtype=float), logs.mean()
+    best = (0, float(mean), 0.0, float(np.square(logs - mean).sum()))
     for onset in onsets[:: max(1, len(onsets) // 200)].tolist():
         ramp = np.maximum(steps - onset, 0.0)
-        spread = ramp - ramp.mean()
+        middle = ramp.mean()
+        spread = ramp - middle
         slope = float(spread @ logs / (spread @ spread))
-        level = float(logs.mean() - slope * ramp.mean())
+        level = float(mean - slope * middle)
         leftover = float(np.square(logs - level - slope * ramp).sum())
         if leftover < best[3]:
             best = (onset, level, slope, leftover)
@@ -298,7 +299,7 @@ def _tooth_by_period(logs: Floats) -> tuple[int, float] | None:
     """The period whose phases differ most surely, and the highest phase over the lowest; each tooth must rise through
     its phases and fall once.
     """
-    from scipy.stats import f as f_distribution
+    from scipy.special import fdtrc
 
     size = len(logs)
     scores = _normal_scores(logs)
@@ -312,7 +313,7 @@ def _tooth_by_period(logs: Floats) -> tuple[int, float] | None:
         means = np.bincount(phase, scores) / counts
         between = float(counts @ np.square(means)) / (period - 1)
         within = float(np.square(scores - means[phase]).sum()) / (size - 1 - period)
-        chance = float(f_distribution.sf(between / within, period - 1, size - 1 - period)) if within > 0 else 0.0
+        chance = float(fdtrc(period - 1, size - 1 - period, between / within)) if within > 0 else 0.0
         if chance < best[0]:
             best = (chance, period)
     chance, period = best

@@ -144,11 +144,13 @@ def test_a_log_of_pictures_alone_is_refused_and_one_without_is_scored_whole(
     assert [note for note in log.notes if note.code == "images"] == []
 
 
-def test_every_response_to_a_prompt_is_scored_by_the_engine_too(model: Path, tmp_path: Path) -> None:
-    prompts = write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [257, 40, 50 + one]} for one in range(4)])
-    words = ["--prompts", prompts, "--samples-per-prompt", 3, "--dtype", "bf16", "--max-new-tokens", 12]
-    probe("compare", "--model", model, *words, "--out", tmp_path / "own", "--config", FEW, code=ExitCode.PASS)
-    rows = log_of_run(RunDirectory(tmp_path / "own"), "bf16")
+def test_every_response_to_a_prompt_is_scored_by_the_engine_too(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    """Three to each of four prompts, though they were sampled to other ones."""
+    rows = log_of_run(compared, "bf16")[:12]
+    for number, one in enumerate(rows):
+        one["prompt_token_ids"] = rows[number % 4]["prompt_token_ids"]
     probe("import", write(tmp_path / "log.jsonl", rows), "--out", tmp_path / "run", code=ExitCode.PASS)
     probe("score", tmp_path / "run", "--model", model, "--out", tmp_path / "scored", code=ExitCode.PASS)
     pairs = {(pair.train, pair.infer): pair for pair in RunDirectory(tmp_path / "scored").read_summary().pairs}

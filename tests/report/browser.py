@@ -59,6 +59,7 @@ class Tab:
             self.call(f"{domain}.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setEmulatedMedia", media="")
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
 

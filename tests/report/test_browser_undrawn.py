@@ -1,6 +1,5 @@
 """In a real browser: a page on paper, and a page or a figure that cannot be drawn."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,43 +39,40 @@ def test_the_page_prints_on_few_sheets_with_its_drawings(unscrolled: Tab) -> Non
     unscrolled.run("dispatchEvent(new Event('afterprint'))")
 
 
-def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(unscrolled: Tab) -> None:
-    tab = unscrolled
-    tab.run("dispatchEvent(new Event('beforeprint'))")
-    tab.call("Emulation.setEmulatedMedia", media="print")
-    tab.run("document.body.style.width = '696px'")  # of a sheet; the window stays as it is when a page is printed
+@pytest.fixture(scope="module")
+def on_paper(unscrolled: Tab) -> Tab:
+    """The page as it is laid out for paper, in a window of another width: that takes seconds, and is done once."""
+    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
+    unscrolled.call("Emulation.setEmulatedMedia", media="print")
+    unscrolled.run("document.body.style.width = '696px'")  # of a sheet; the window stays as it is in printing
+    return unscrolled
+
+
+@pytest.fixture(scope="module")
+def on_screen_again(on_paper: Tab) -> Tab:
+    """The same page after printing."""
+    on_paper.run("document.body.style.width = ''")
+    on_paper.call("Emulation.setEmulatedMedia", media="")
+    on_paper.run("dispatchEvent(new Event('afterprint'))")
+    return on_paper
+
+
+def test_a_printed_drawing_is_as_wide_as_its_place_on_the_paper(on_paper: Tab) -> None:
     wide = "(each) => each.getBoundingClientRect().right"
     beyond = f"""[...document.querySelectorAll('.panel')].filter((panel) =>
         [...panel.querySelectorAll('.main-svg')].some((svg) => ({wide})(svg) > ({wide})(panel) + 1)).length"""
     filled = """[...document.querySelectorAll('.panel')].filter((panel) =>
         panel.querySelector('.main-svg').getBoundingClientRect().width
           > 0.95 * panel.getBoundingClientRect().width).length"""
-    panels = tab.run("document.querySelectorAll('.panel').length")
-    try:
-        assert panels > 10
-        assert tab.run(beyond) == 0
-        assert tab.run(filled) == panels
-        assert tab.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
-        assert tab.run(
-            "[...document.querySelectorAll('h2, [open] > summary')].every((each) => "
-            "getComputedStyle(each).breakAfter === 'avoid')"
-        )
-    finally:
-        tab.call("Emulation.setEmulatedMedia", media="")
-        tab.run("dispatchEvent(new Event('afterprint'))")
-    assert tab.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
-
-
-@pytest.fixture
-def on_paper(unscrolled: Tab) -> Iterator[Tab]:
-    """The page as it is laid out for paper, in a window of another width."""
-    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
-    unscrolled.call("Emulation.setEmulatedMedia", media="print")
-    unscrolled.run("document.body.style.width = '696px'")
-    yield unscrolled
-    unscrolled.run("document.body.style.width = ''")
-    unscrolled.call("Emulation.setEmulatedMedia", media="")
-    unscrolled.run("dispatchEvent(new Event('afterprint'))")
+    panels = on_paper.run("document.querySelectorAll('.panel').length")
+    assert panels > 10
+    assert on_paper.run(beyond) == 0
+    assert on_paper.run(filled) == panels
+    assert on_paper.run("[...document.querySelectorAll('details.finding')].every((fold) => fold.open)")
+    assert on_paper.run(
+        "[...document.querySelectorAll('h2, [open] > summary')].every((each) => "
+        "getComputedStyle(each).breakAfter === 'avoid')"
+    )
 
 
 def test_the_headings_of_a_table_are_repeated_on_the_next_sheet(on_paper: Tab) -> None:
@@ -99,16 +95,6 @@ def test_the_words_of_all_printed_drawings_are_of_one_size(on_paper: Tab) -> Non
     assert max(sizes) < 1.05 * min(sizes)
 
 
-def test_after_printing_a_drawing_is_as_wide_as_its_place_on_the_screen_again(unscrolled: Tab) -> None:
-    widths = "[...document.querySelectorAll('.plot:has(.main-svg)')].map((plot) => [plot.clientWidth, "
-    widths += "plot.querySelector('.main-svg').getBoundingClientRect().width])"
-    unscrolled.run("dispatchEvent(new Event('beforeprint'))")
-    unscrolled.run("dispatchEvent(new Event('afterprint'))")
-    shown_widths = [pair for pair in unscrolled.run(widths) if pair[0]]
-    assert len(shown_widths) > 10
-    assert [pair for pair in shown_widths if abs(pair[0] - pair[1]) > 2] == []
-
-
 def test_paper_says_where_the_tables_are_that_its_captions_speak_of(on_paper: Tab) -> None:
     """They are folded in the file, and would fill many sheets."""
     closed = "[...document.querySelectorAll('figure details:not([open]) > summary')]"
@@ -124,6 +110,15 @@ def test_a_figure_of_several_panels_can_stand_on_two_sheets(on_paper: Tab) -> No
     assert on_paper.run(inside.format("#figure-length")) == "auto"
     assert on_paper.run(inside.format("#figure-length .panel")) == "avoid"
     assert on_paper.run(inside.format(".finding")) == "auto"
+
+
+def test_after_printing_a_drawing_is_as_wide_as_its_place_on_the_screen_again(on_screen_again: Tab) -> None:
+    widths = "[...document.querySelectorAll('.plot:has(.main-svg)')].map((plot) => [plot.clientWidth, "
+    widths += "plot.querySelector('.main-svg').getBoundingClientRect().width])"
+    shown_widths = [pair for pair in on_screen_again.run(widths) if pair[0]]
+    assert len(shown_widths) > 10
+    assert [pair for pair in shown_widths if abs(pair[0] - pair[1]) > 2] == []
+    assert on_screen_again.run("document.querySelectorAll('.main-svg[viewBox]').length") == 0
 
 
 BROKEN_FLAGS = """
