@@ -92,6 +92,18 @@ def test_a_few_responses_without_the_prefix_hide_nothing():
     assert edges_found(responses) == [(LogCode.CONSTANT_HEAD, 4)]
 
 
+@pytest.mark.parametrize(("others", "length"), [([-0.3, -1.0], 3), ([-1e-3, -0.01], 1)])
+def test_a_prefix_goes_on_with_what_chance_would_not_make_alike(others, length):
+    """Behind "Sure" a model is not sure of ", here"; a token that it is sure of may be its own."""
+    responses = []
+    for each in log(12):
+        longer = with_prefix(each, 3, -5.0, -5.0)
+        log_mu = longer.log_mu.copy()
+        log_mu[1:3] = others
+        responses.append(replace(longer, log_mu=log_mu, log_pi=log_mu - 1e-3))
+    assert edges_found(responses) == [(LogCode.CONSTANT_HEAD, length)]
+
+
 class TestInnocent:
     def test_masks_as_they_should_be(self):
         assert edges_found(log()) == []

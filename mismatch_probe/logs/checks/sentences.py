@@ -176,6 +176,8 @@ _IMPROBABLE_ZEROS_NATS: Final = 18.0
 """-log p; of 102 sound logs of two models none had 0.1, of 21 whose mask takes in several tokens 19 had more."""
 _IMPOSSIBLE_NATS: Final = 20.0
 _UNLIKELY_NATS_A_TOKEN: Final = 1.5
+_BY_CHANCE_NATS: Final = 7.0
+"""-log p: tokens behind a prefix that are alike in all responses, less likely than this, belong to it."""
 _FEWEST_DIFFERENT: Final = 4
 _IDS_OF_A_HEAD: Final = 8
 
@@ -336,6 +338,10 @@ def _constant_head(sums: HeadSums, edges: EdgeSums, what: str) -> LogFinding | N
     if not is_telling.any():
         return None
     length = int(np.flatnonzero(is_telling)[-1]) + 1
+    goes_on = (sums.alike == sums.alike[length - 1]) & (sums.surprisal >= _BY_CHANCE_NATS)
+    if goes_on[length:].any():
+        length = int(np.flatnonzero(goes_on)[-1]) + 1
+        nats = float(sums.surprisal[:length].sum())
     ids = sums.head[:length].tolist()
     alike = int(sums.alike[length - 1])
     why = (
