@@ -46,8 +46,10 @@ def of_server(
 
 
 @pytest.fixture(scope="module")
-def engines(start: StartEngine, llama: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Records:
-    """By the names of sides of mu."""
+def engines(
+    trainers: Records, start: StartEngine, llama: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Records:
+    """By the names of sides of mu; behind `trainers`, or their ranks would need servers with vLLM's variables."""
     log = imported(tmp_path_factory.mktemp("log"), write(tmp_path_factory.mktemp("written") / "log.jsonl", rows()))
     started: dict[str, dict[str, Any]] = {
         "here": {},

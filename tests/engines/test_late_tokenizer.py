@@ -1,5 +1,6 @@
 """A vLLM that starts without its tokenizer and is given it once it runs."""
 
+import gc
 import json
 import logging
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from mismatch_probe.engines.vllm import engine as vllm_engine
 from mismatch_probe.engines.vllm import launch
 from mismatch_probe.engines.vllm.declared import tokenizer_defaults
 from mismatch_probe.engines.vllm.effective import give_tokenizer
+from mismatch_probe.engines.vllm.launch import frozen_heap
 from mismatch_probe.errors import EngineError
 from mismatch_probe.records.sequences import SampledSequence, TokenSequence
 from tests.engines.conftest import StartEngine, requests, same
@@ -110,10 +112,12 @@ def test_the_log_of_a_start_has_no_traceback_of_a_chat_on_trial(
 
 @pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_start(start: StartEngine, tmp_path: Path) -> None:
+    """What the process froze stays frozen, or the next engine's start and end would look at all of it."""
     folder = make_checkpoint(tmp_path, "llama")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(EngineError):
         start(folder)
+    assert gc.get_freeze_count() > 0
 
 
 @pytest.mark.slow
@@ -153,6 +157,6 @@ def test_an_engine_that_does_not_take_its_tokenizer_is_an_error_and_is_ended(
     shutdown = core.shutdown
     monkeypatch.setattr(core, "shutdown", lambda: ended.append(shutdown()))
     monkeypatch.setattr(type(llm.renderer), "get_eos_token_id", lambda self: None)
-    with pytest.raises(EngineError, match="did not take its tokenizer"):
+    with frozen_heap()(), pytest.raises(EngineError, match="did not take its tokenizer"):
         give_tokenizer(llm)
     assert len(ended) == 1

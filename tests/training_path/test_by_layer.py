@@ -82,9 +82,14 @@ def test_it_gives_the_bits_of_a_reference_loaded_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "rounded_to"), [(Dtype.FP64, None), (Dtype.FP32, Dtype.BF16), (Dtype.FP32, Dtype.FP16)]
+    ("family", "dtype", "rounded_to"),
+    [
+        ("gemma2", Dtype.FP64, None),
+        ("gemma2", Dtype.FP32, Dtype.FP16),
+        ("qwen3-moe", Dtype.FP64, None),
+        ("qwen3-moe", Dtype.FP32, Dtype.BF16),
+    ],
 )
-@pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
 def test_it_does_so_in_fp64_and_with_rounded_weights(
     family: str, dtype: Dtype, rounded_to: Dtype | None, sequences: list[TokenSequence], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """What the distances of a log's sides from a checkpoint make of the verdict; and a change of level inside responses."""
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,6 +134,14 @@ def test_a_text_that_grows_sure_has_no_change_of_level(seed: int) -> None:
     assert level_change_of(sure_text(seed, 10**-4, 1)) is None
 
 
+@cache
+def sound_log(length: int, seed: int) -> tuple[simulated.World, Disagreement]:
+    """48 responses behind prompts of many lengths, which differ by rounding."""
+    made = simulated.world(48, length, seed=seed)
+    made = replace(made, prompt_lengths=made.generator.integers(5, 90, 48))
+    return made, simulated.clean(made, Dtype.BF16)
+
+
 @pytest.mark.parametrize("length", [80, 300])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
@@ -143,9 +152,7 @@ def test_a_text_that_grows_sure_has_no_change_of_level(seed: int) -> None:
     ],
 )  # fmt: skip
 def test_no_other_shape_of_a_log_has_such_a_change(length: int, seed: int, shape: str) -> None:
-    made = simulated.world(48, length, seed=seed)
-    made = replace(made, prompt_lengths=made.generator.integers(5, 90, 48))
-    disagreement = simulated.clean(made, Dtype.BF16)
+    made, disagreement = sound_log(length, seed)
     random, sequences = np.random.default_rng(seed), made.sequences
     own, places, count = sequences.positions, made.places, sequences.num_tokens
     from_end = sequences.spread(sequences.lengths) - own

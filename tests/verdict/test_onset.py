@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -75,6 +76,12 @@ def test_few_places_before_the_longest_context_look_like_its_limit(places_before
     assert ("before the longest context" in reading.words) == is_limit
 
 
+@cache
+def long_log() -> tuple[simulated.World, TokenPair]:
+    made = bf16_world(4, responses=60, tokens=560)
+    return made, simulated.clean(made, BF16).pair
+
+
 @pytest.mark.parametrize("nats", [2.0, 4.0, 8.0])
 @pytest.mark.parametrize("side", ["pi", "mu"])
 @pytest.mark.parametrize("drafts", [2, 4, 7])
@@ -82,16 +89,16 @@ def test_the_last_places_before_the_limit_are_named_and_an_engine_whose_log_prob
     drafts: int, side: str, nats: float
 ) -> None:
     """Half of the responses run into the longest context, where the log-probs of one side are too low."""
-    longest, made = 280, bf16_world(4, responses=60, tokens=560)
+    longest = 280
+    made, pair = long_log()
     lengths = made.sequences.lengths
     ends = made.sequences.spread(made.prompt_lengths + lengths)
     places = made.places.astype(int) - 1
     assert (ends >= longest).mean() > 0.3
-    pair = simulated.clean(made, BF16).pair
     is_there = places < longest
     sequences = pair.sequences.of_usable_tokens(is_there)
     assert sequences is not None
-    fall = nats * (places >= longest - drafts) * made.generator.exponential(1.0, places.size)
+    fall = nats * (places >= longest - drafts) * np.random.default_rng(0).exponential(1.0, places.size)
     legs = {"log_pi": pair.log_pi, "log_mu": pair.log_mu}
     legs[f"log_{side}"] = (legs[f"log_{side}"] - fall).astype(np.float32)
     cut = replace(
@@ -111,6 +118,7 @@ def test_the_last_places_before_the_limit_are_named_and_an_engine_whose_log_prob
     assert cause.sentence.startswith("One side" if side == "pi" else "The engine")
 
 
+@cache
 def clean(seed: int, **kind: int) -> Disagreement:
     return simulated.clean(bf16_world(seed, **kind), BF16)
 

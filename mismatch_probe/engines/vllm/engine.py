@@ -82,7 +82,8 @@ def start_vllm(how: EngineStart) -> "VllmEngine":
         with keep_frozen(), own_processes(), without_trial_of_chat() if is_late else nullcontext():
             llm = LLM(**launch.arguments)
         if is_late:
-            give_tokenizer(llm)
+            with keep_frozen():
+                give_tokenizer(llm)
     except Exception as error:
         raise start_failure(error, how.checkpoint, how.dtype, how.engine.args) from error
     start = {"bounded_by_probe": launch.bounds, "chosen_by_probe": launch.choices, "environment": launch.environment}
