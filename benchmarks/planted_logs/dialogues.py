@@ -279,8 +279,8 @@ def masks_plant(edge: str | None, smollm2: Path | None) -> Plant:
     def planted(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
         speaker = Speaker.of(smollm2)
         count, closes, seed = int(random.integers(*COUNTS[level])), random.random() < 0.5, int(random.integers(2**30))
-        if smollm2 is not None:  # its rows take minutes: of each strength there are two logs, whose masks are moved
-            seed %= 2
+        if smollm2 is not None:  # its rows take minutes: of each strength there is one log, whose masks are moved
+            seed = level % 2
             count, closes = COUNTS[level][0] + seed, bool(seed)
         log: Log = once(
             lambda: rows_with_tools(speaker, np.random.default_rng(seed), count, closes=closes),

@@ -348,3 +348,42 @@ class Copies:
 def is_copied(values: FloatArray, mu: FloatArray, copies: CopiedRows) -> bool:
     """Whether a response's column over the sampled tokens [T] is a copy of the engine's, where others are not."""
     return bool(copies.among(row_totals(values, mu, np.zeros(values.size, dtype=np.int64), 1)).all())
+
+
+MOST_IN_HEADER: Final = 4
+_OF_HEADER: Final = 2
+"""Tokens of the header that stand outside a mask right before it."""
+
+
+@dataclass
+class HeaderSums:
+    """Later stretches of sampled tokens that begin with the end of a header, by how many of its tokens. The response's
+    own prompt ends with that header: there the engine was given what it is said to have sampled here.
+    """
+
+    num_later: int = 0
+    in_header: Ints = field(default_factory=lambda: np.zeros(MOST_IN_HEADER + 1, dtype=np.int64))
+    """[so many tokens], of which the engine has no log-prob, or 0."""
+
+    def add(self, block: ResponseBlock, starts: Ints, ends: Ints) -> None:
+        """starts, ends: of stretches that are not the first of their response."""
+        if not starts.size:
+            return
+        self.num_later += starts.size
+        rows, width = block.rows[starts], MOST_IN_HEADER + _OF_HEADER
+        tails = np.full((len(block.responses), width), -1, dtype=np.int64)
+        for row in np.unique(rows).tolist():
+            ids = block.responses[row].prompt_token_ids[-width:]
+            tails[row, width - ids.size :] = ids
+        is_empty = block.has("log_mu")[block.rows] & (np.isnan(block.log_mu) | (block.log_mu == 0))
+        for number in range(1, MOST_IN_HEADER + 1):
+            places = np.clip(starts[:, None] + np.arange(-_OF_HEADER, number), 0, block.token_ids.size - 1)
+            is_header = (block.token_ids[places] == tails[rows, width - number - _OF_HEADER :]).all(1)
+            is_outside = ~block.sampled[places[:, :_OF_HEADER]].any(1) & (block.rows[places[:, 0]] == rows)
+            is_inside = (starts + number <= ends) & is_empty[places[:, _OF_HEADER:]].all(1)
+            self.in_header[number] += int((is_header & is_outside & is_inside).sum())
+
+    def __iadd__(self, other: "HeaderSums") -> "HeaderSums":
+        self.num_later += other.num_later
+        self.in_header = self.in_header + other.in_header
+        return self
