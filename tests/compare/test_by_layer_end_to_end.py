@@ -21,7 +21,7 @@ SMALL = (
     "--prompts", "sums:easy", "--num-prompts", "4", "--max-new-tokens", "12", "--dtype", "bf16",
     "--vllm.enforce_eager", "true", "--config", FEW,
 )  # fmt: skip
-LAYERS = 12
+LAYERS = 4
 REFERENCE = "score-ref-fp32"
 
 

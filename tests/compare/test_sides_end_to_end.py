@@ -163,7 +163,7 @@ def test_a_side_is_added_later_and_a_gate_judges_it(run: RunDirectory, tmp_path:
 
 def test_without_a_reference_the_page_says_what_it_cannot_say(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ("--config", FEW, "--dtype", "bf16", "--dtype", "fp32", "--reference", "none")
+    words = ("--config", FEW, "--dtype", "bf16", "--dtype", "fp32", "--reference", "none", "--num-prompts", "4")
     probe("compare", "--model", "demo", *SMALL, *words, "--out", out, code=ExitCode.PASS)
     summary = RunDirectory(out).read_summary()
     assert summary.verdict.kind in ("precision", "clean")

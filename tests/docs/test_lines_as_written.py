@@ -17,6 +17,7 @@ from mismatch_probe.cli.first_steps import STARTERS, starter_path
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import ExitCode
 from mismatch_probe.records.run_directory import RunDirectory
+from tests.command_line import FEW as FEW_LOOKS
 from tests.command_line import probe
 from tests.docs.command_lines import CommandLine, command_lines
 from tests.docs.pages import ROOT
@@ -119,7 +120,7 @@ class Reader:
 
     def _compare(self, run: Path) -> None:
         words = ["--dtype", "bf16", "--prompts", "sums:easy", "--num-prompts", "24", "--max-new-tokens", "40"]
-        probe("compare", "--model", "ckpt", *words, "--out", run, code=ExitCode.PASS)
+        probe("compare", "--model", "ckpt", *words, "--config", FEW_LOOKS, "--out", run, code=ExitCode.PASS)
 
     def _write_log(self, folder: Path) -> None:
         """Five steps of a log, of what the checkpoint really answered."""
