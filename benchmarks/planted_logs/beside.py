@@ -79,6 +79,14 @@ def seen(log: Log, folder: Path) -> dict[str, Cause | None]:
     return causes
 
 
+def words_on_rounding(log: Log, exact: Floats) -> str:
+    mu, pi = (np.concatenate([getattr(response, side) for response in log]) - exact for side in ("mu", "pi"))
+    sizes = [float(np.sqrt(np.mean(errors**2))) for errors in (mu, pi, pi - mu)]
+    return "mu {:.2g}, pi {:.2g} nats rms from FP32, {:.2g} from each other, ".format(*sizes) + (
+        f"correlation {np.corrcoef(mu, pi)[0, 1]:.2f}"
+    )
+
+
 def is_right(cause: Cause | None, log: AtPlaces) -> bool:
     shown = places.numbers_of(log.code, cause.sentence) if cause is not None and cause.code == log.code else []
     return len(shown) == len(log.numbers) and all(n in ok for n, ok in zip(shown, log.numbers, strict=True))
@@ -117,7 +125,9 @@ def main() -> None:
     for number in range(flags.sound):
         random = np.random.default_rng([flags.seed, number])
         setting = Setting(random, smollm2)
-        for who, cause in seen(setting.log(SOUND, SOUND, int(random.integers(2**30))), folder).items():
+        log = setting.log(SOUND, SOUND, int(random.integers(2**30)))
+        print(f"sound log: {words_on_rounding(log, declared(log, folder))}", flush=True)
+        for who, cause in seen(log, folder).items():
             accused[who] += cause is not None
             if cause is not None:
                 print(f"sound, accused ({who}): {cause.sentence} {cause.evidence[0]}", flush=True)
