@@ -127,10 +127,6 @@ class LogCode(Catalogued):
                 "a log-prob: the engine was forced to it, or it was not sampled and the mask {how}. The log cannot "
                 "tell"
             ),
-            "in_header": Words(
-                "the mask begins {early} early: in {number} of {total} places behind the first it takes in the end of "
-                "the header that the prompt ends with, and the engine has no log-prob of that, or 0"
-            ),
             "after_stop": Words(
                 "the mask ends {late} late: in {number} of {total} places it goes on behind a token at which the "
                 "checkpoint stops, and nothing is sampled there"

@@ -303,51 +303,6 @@ def test_a_stop_within_what_was_sampled_accuses_nobody():
     assert findings_with_stop(with_longer_masks(log(3), 1), 2) == [], "too few places"
 
 
-def with_headers(
-    responses: list[LoggedResponse], tokens: int, log_mu: float, header: list[int]
-) -> list[LoggedResponse]:
-    """Prompts end with a header; later stretches of the mask take in so many tokens of the one that stands before them,
-    which a trainer is sure of.
-    """
-    made = []
-    for each in responses:
-        is_early = np.zeros(each.sampled.size, dtype=np.bool_)
-        for start in np.flatnonzero(np.diff(each.sampled.astype(int)) == 1) + 1:
-            is_early[start - tokens : start] = True
-        made.append(
-            replace(
-                each,
-                prompt_token_ids=np.array([*each.prompt_token_ids, *header], np.int32),
-                sampled=each.sampled | is_early,
-                log_mu=np.where(is_early, log_mu, each.log_mu),
-                log_pi=np.where(is_early, -1e-4, each.log_pi),
-            )
-        )
-    return made
-
-
-def test_the_end_of_a_header_was_not_sampled_where_the_prompts_end_with_it():
-    """One token that always has 0 is a question elsewhere: a grammar forces it, and a template writes it."""
-    early = with_sure_tokens(with_headers(log(), 1, 0.0, [8, 9, 10]), -1e-4, 0.05)
-    checks = LogChecks()
-    for each in early:
-        checks.add(each)
-    [finding] = [finding for finding in checks.findings() if finding.code in CODES]
-    assert (finding.level, finding.evidence["edge"], finding.evidence["tokens"]) == (Level.WARNING, "begins early", 1)
-    assert "begins 1 token early: in 48 of 48 places" in finding.sentence
-
-
-def test_a_token_that_prompts_do_not_end_with_or_that_was_sampled_is_no_header():
-    for log_mu, header in ((0.0, [8, 9, 11]), (0.0, [7, 9, 10]), (-0.02, [8, 9, 10])):
-        other = with_sure_tokens(with_headers(log(), 1, log_mu, header), -1e-4, 0.05)
-        checks = LogChecks()
-        for each in other:
-            checks.add(each)
-        findings = [finding for finding in checks.findings() if finding.code in CODES]
-        assert not [finding for finding in findings if finding.level != Level.NOTE]
-    assert edges_found(with_headers(log(3), 1, 0.0, [8, 9, 10])) == [], "too few places"
-
-
 @pytest.mark.parametrize("filler", [0.0, np.nan, -9999.0])
 def test_a_row_with_its_prompt_shows_the_sampled_token_that_its_mask_leaves_out(filler):
     own = np.array([False] * 4 + [True] * 3)

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mismatch_probe.logs.checks.columns import RESPONSES_OF_A_BLOCK, HeaderSums, ResponseBlock
+from mismatch_probe.logs.checks.columns import RESPONSES_OF_A_BLOCK, ResponseBlock
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, is_usable
 from mismatch_probe.stats.zeros import LEVELS_OF_SURENESS, ZerosAtEdge, sureness_levels
 
@@ -365,7 +365,6 @@ class MaskSums:
     later_heads: HeadSums = field(default_factory=HeadSums)
     edges: EdgeSums = field(default_factory=EdgeSums)
     stops: StopSums = field(default_factory=StopSums)
-    headers: HeaderSums = field(default_factory=HeaderSums)
 
     def add(self, block: ResponseBlock) -> None:
         runs = MaskRuns.of(block)
@@ -374,12 +373,10 @@ class MaskSums:
         self.first_heads.add(block, runs.starts[runs.is_first], runs.ends[runs.is_first])
         self.later_heads.add(block, runs.starts[~runs.is_first], runs.ends[~runs.is_first])
         self.edges.add(block, runs)
-        self.headers.add(block, runs.starts[~runs.is_first], runs.ends[~runs.is_first])
 
     def __iadd__(self, other: Self) -> Self:
         self.first_heads += other.first_heads
         self.later_heads += other.later_heads
         self.edges += other.edges
         self.stops += other.stops
-        self.headers += other.headers
         return self

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from mismatch_probe.causes.findings import Level, LogCode
-from mismatch_probe.logs.checks.columns import ColumnSums, Copies, HeaderSums
+from mismatch_probe.logs.checks.columns import ColumnSums, Copies
 from mismatch_probe.logs.checks.rows import LONGEST_HEAD, EdgeSums, HeadSums, MaskSums, RowSums, StopSums
 from mismatch_probe.logs.row import LogFinding
 from mismatch_probe.notation import write_count, write_many, write_number, write_share
@@ -192,18 +192,18 @@ def mask_findings(masks: MaskSums) -> Iterator[LogFinding]:
             has_constant_head = True
             yield finding
     edges = masks.edges
-    in_header = None if has_constant_head else _in_header(masks.headers)
     after_stop = _after_stop(masks.stops)
-    yield from filter(None, (in_header, after_stop))
+    if after_stop is not None:
+        yield after_stop
     if edges.inner and edges.inner_missing <= _FEW * edges.inner:
         others = "nearly all others under it have one"
         missing = "no log-prob of the engine, or an exact 0 that the other side refutes,"
         zeros = edges.firsts_zeros
         is_off = _are_off(edges, edges.firsts_missing, edges.firsts_empty, edges.firsts, zeros)
-        if is_off.any() and not has_constant_head and in_header is None:
+        if is_off.any() and not has_constant_head:
             how = "begins a token early, or the engine does not log what it samples first"
             yield _mask_edge(how, "that it begins with", missing, *_counts_off(edges, "firsts", is_off), others)
-        elif not has_constant_head and in_header is None:
+        elif not has_constant_head:
             yield from _zeros_of_one_token("begins a token early", "begins", edges, zeros)
         zeros = edges.lasts_zeros
         is_off = _are_off(edges, edges.lasts_missing, edges.lasts_empty, edges.lasts, zeros)
@@ -288,22 +288,6 @@ def _after_stop(stops: StopSums) -> LogFinding | None:
         "after_stop",
         evidence={"edge": "ends late", "tokens": int(most[is_late].max()), "places": number, "of": total},
         late=" or ".join(write_many(tokens, "token") for tokens in sorted(set(most[is_late].tolist()))),
-        number=write_count(number),
-        total=write_count(total),
-    )
-
-
-def _in_header(sums: HeaderSums) -> LogFinding | None:
-    """That later stretches begin with the end of the header that the prompts end with."""
-    tokens = int(sums.in_header.argmax())
-    number, total = int(sums.in_header[tokens]), sums.num_later
-    if not tokens or not _are_nearly_all(np.array([number]), np.array([total])).any():
-        return None
-    return LogFinding.of(
-        LogCode.MASK_EDGE,
-        "in_header",
-        evidence={"edge": "begins early", "tokens": tokens, "places": number, "of": total},
-        early=write_many(tokens, "token"),
         number=write_count(number),
         total=write_count(total),
     )
