@@ -75,7 +75,7 @@ def seen(log: Log, folder: Path) -> dict[str, Cause | None]:
     ])  # fmt: skip
     for side, column in logged.columns.items():
         judge = Judge(column, np.zeros_like(column), logged.rows, logged.sampled)
-        causes[side] = cause_at_places(logged, judge, Account(exact, floor.at(exact)), Dtype.BF16)
+        causes[side] = cause_at_places(side, logged, judge, Account(exact, floor.at(exact)), Dtype.BF16)
     return causes
 
 

@@ -130,7 +130,7 @@ def _column(response: LoggedResponse, side: LoggedSide) -> Floats:
 _FREEDOM: Final = 4.0
 _LEAST_BLOCKS: Final = 8
 _LEAST_PIECES: Final = 32
-_FARTHEST_NATS: Final = 100.0
+FARTHEST_NATS: Final = 100.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Judge:
     def residual(self, account: Account) -> Floats:
         """In nats [T], NaN where nothing counts or nothing is predicted."""
         with np.errstate(invalid="ignore"):
-            nats = np.clip(self.column - account.prediction, -_FARTHEST_NATS, _FARTHEST_NATS)
+            nats = np.clip(self.column - account.prediction, -FARTHEST_NATS, FARTHEST_NATS)
         return np.asarray(np.where(self.is_counted, nats, np.nan))
 
     def loss(self, account: Account) -> Floats:

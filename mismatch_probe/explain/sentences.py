@@ -1,6 +1,5 @@
 """From findings to a verdict in words: rounding, repeats, and where a side departs."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from scipy import special
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.config.model import LoggedSide
 from mismatch_probe.dtypes import COARSEST_FIRST, Dtype
-from mismatch_probe.explain.judging import Account, Floats, Judge, LoggedTokens, find_unrelated
+from mismatch_probe.explain.judging import FARTHEST_NATS, Account, Floats, Judge, LoggedTokens, find_unrelated
 from mismatch_probe.explain.search import LEAST_EXPLAINED, SearchResult, SideBench
 from mismatch_probe.notation import write_count, write_number, write_percent, write_share
 from mismatch_probe.records.findings import Trial
@@ -20,7 +19,7 @@ from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import trimmed_mean
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.verdict.departures import LEAST_FP32_FLOOR
-from mismatch_probe.verdict.signatures.places import onset, period
+from mismatch_probe.verdict.signatures.places import cause_of_onset, cause_of_period, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.recording import is_on_grid
 
@@ -147,12 +146,12 @@ _WORTH_SAYING: Final = 0.05
 def verdict_of(bench: SideBench, result: SearchResult | None, num_missing: int, num_sampled: int) -> Verdict:
     """On one side: what is missing in it, what it departs in, or that it is as declared.
 
-    found: None where every log-prob is missing.
+    result: None where every log-prob is missing.
     """
     causes = list(_missing(bench, num_missing, num_sampled))
     if result is not None:
         causes += [*_causes_of_departures(bench, result), *_cause_of_rounding(bench)]
-        causes += [*_cause_at_places(bench, result)] or [*_nameless(bench, result)]
+        causes += _causes_without_hypothesis(bench, result)
         causes = causes or [_as_declared(bench, result)]
     first, *others = sorted(causes, key=lambda cause: GRAVEST_FIRST.index(Code.by_name(cause.code).kind))
     return Verdict(kind=Code.by_name(first.code).kind, also=others, **first.model_dump())
@@ -200,21 +199,45 @@ def _cause_of_rounding(bench: SideBench) -> Iterator[Cause]:
         )
 
 
-def _cause_at_places(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
-    """Places of the context at which a side that no hypothesis explains lies apart from the checkpoint."""
-    if result.explained_by is None or result.explained_by is result.null:
-        cause = cause_at_places(bench.tokens, bench.judge, result.null.account, bench.dtype)
-        if cause is not None:
-            sentence = re.sub("^(One side|The engine|The training path)", _capital(SIDES[bench.side]), cause.sentence)
-            evidence = [cause.evidence[0], _left_by("as declared", result.null.trial)]
-            advice = [Code.by_name(cause.code).entry.in_a_log]
-            yield cause.model_copy(update={"sentence": sentence, "evidence": evidence, "advice": advice})
+def _causes_without_hypothesis(bench: SideBench, result: SearchResult) -> list[Cause]:
+    """What shows without a hypothesis: other texts, no agreement with itself, places of the context; else nothing."""
+    nameless = [*_nameless(bench, result)]
+    is_as_declared = result.explained_by is None or result.explained_by is result.null
+    if not is_as_declared or any(cause.code != Code.UNEXPLAINED for cause in nameless):
+        return nameless
+    cause = cause_at_places(SIDES[bench.side], bench.tokens, bench.judge, result.null.account, bench.dtype)
+    if cause is None:
+        return nameless
+    evidence = [*cause.evidence, _left_by("as declared", result.null.trial)]
+    return [cause.model_copy(update={"evidence": evidence, "advice": [Code.by_name(cause.code).entry.in_a_log]})]
 
 
-def cause_at_places(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Cause | None:
-    """The cause, where a side lies apart from what is declared once in every block of the context, or from a place on:
-    what two logged sides show of each other, one side shows of the checkpoint, which does not round.
+def cause_at_places(side: str, tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Cause | None:
+    """The cause, where a side departs from the checkpoint once in every block of the context, or from a place on.
+
+    None where the side departs at the other places too, which is more than a fault at places; and where all prompts
+    have one length, since a place of the context may then be one of the response.
     """
+    prompt_lengths = [len(sequence.prompt_token_ids) for sequence in tokens.sequences]
+    disagreement = _from_checkpoint(tokens, judge, null, dtype)
+    if disagreement is None or len(set(prompt_lengths)) == 1:
+        return None
+    places = tokens.places + np.repeat(prompt_lengths, tokens.lengths)
+    seams = period_of(disagreement)
+    if seams is not None:
+        is_there, cause = places % seams.block == seams.phase, cause_of_period(disagreement, seams, _capital(side))
+    else:
+        step = onset_of(disagreement)
+        if step is None:
+            return None
+        is_there, cause = places >= step.place, cause_of_onset(disagreement, step, _capital(side))
+    units_elsewhere = (judge.residual(null) / null.unit)[judge.is_counted & ~is_there]
+    units_elsewhere = units_elsewhere[np.isfinite(units_elsewhere)]
+    return cause if np.sqrt(trimmed_mean(units_elsewhere**2)) < _OFF_FLOORS else None
+
+
+def _from_checkpoint(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Disagreement | None:
+    """A side beside what the checkpoint gives as declared, as if that were the other side."""
     column, prediction = judge.column, null.prediction
     is_known = judge.is_counted & np.isfinite(prediction) & np.isfinite(column)
     prompts = [tuple(sequence.prompt_token_ids) for sequence in tokens.sequences]
@@ -223,18 +246,14 @@ def cause_at_places(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dt
     if sequences is None:
         return None
     has_token = np.bincount(tokens.rows[is_known], minlength=len(prompts)) > 0
-    own, declared = (np.clip(values[is_known], -_FARTHEST_NATS, 0.0) for values in (column, prediction))
-    disagreement = Disagreement(
-        TokenPair(sequences, log_pi=own, log_mu=declared),
+    own, exact = (np.clip(values[is_known], -FARTHEST_NATS, 0.0) for values in (column, prediction))
+    return Disagreement(
+        TokenPair(sequences, log_pi=own, log_mu=exact),
         dtype,
         Dtype.FP32,
         LEAST_FP32_FLOOR,
         prompt_lengths=np.array([len(prompt) for prompt in prompts])[has_token],
     )
-    return period(disagreement) or onset(disagreement)
-
-
-_FARTHEST_NATS: Final = 100.0
 
 
 def _as_declared(bench: SideBench, result: SearchResult) -> Cause:

@@ -21,18 +21,19 @@ from tests.explain.test_search import KnownPredictions
 
 ROUNDING, TOKENS = 0.02, 80
 """Nats by which an unsure token is off."""
-LENGTHS = np.array([60 + 7 * (row % 4) for row in range(16)])
+LENGTHS = [60 + 7 * (row % 4) for row in range(16)]
 PLACES = np.concatenate([length + np.arange(TOKENS) for length in LENGTHS])
+AT_PLACES = (Code.PERIOD, Code.ONSET)
 
 
-def verdict(times: Floats | np.ndarray, seed: int, side: Any = "pi") -> Verdict:
+def verdict(times: Floats, seed: int, side: Any = "pi", lengths: list[int] = LENGTHS) -> Verdict:
     """On a side that is off by rounding, and by so many times as much [T]; no hypothesis is tried."""
     random = np.random.default_rng(seed)
     exact = -random.exponential(1.5, PLACES.size)
     errors, others = ROUNDING * (1 - np.exp(exact)) * random.normal(size=(2, PLACES.size))
     sequences = [
         TokenSequence(str(row), random.integers(0, 99, length).tolist(), [1] * TOKENS)
-        for row, length in enumerate(LENGTHS)
+        for row, length in enumerate(lengths)
     ]
     column, everywhere = exact + times * errors, np.ones(PLACES.size, dtype=np.bool_)
     tokens = LoggedTokens.of(logged(sequences, mu=list(column.reshape(-1, TOKENS))))
@@ -59,6 +60,10 @@ def test_a_period_is_named_with_its_places_and_its_side(times: float, side: str,
     found = verdict(np.where(PLACES % 16 == 5, times, 1.0), 0, side)
     assert (found.kind, found.code) == ("bug", Code.PERIOD)
     assert found.sentence.startswith(f"{who} errs once in every 16 places of the context, at 5")
+    assert "leaves 5 when divided by 16" in found.evidence[0]
+    assert found.evidence[-1].startswith("as declared: ")
+    assert found.also == []
+    assert found.advice == [Code.PERIOD.entry.in_a_log]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -78,8 +83,26 @@ def test_a_side_that_rounds_has_no_place(kind: str, seed: int) -> None:
         "grows": 1 + 2 * (PLACES - PLACES.min()) / np.ptp(PLACES),
         "heavy tails": np.abs(np.random.default_rng(seed).standard_t(3, PLACES.size)),
     }[kind]
-    assert Code.PERIOD != verdict(times, seed).code != Code.ONSET
+    assert verdict(times, seed).code not in AT_PLACES
 
 
 def test_a_side_that_is_off_throughout_is_unexplained() -> None:
     assert verdict(np.full(PLACES.size, 30.0), 0).code == Code.UNEXPLAINED
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_there", [PLACES >= 110, PLACES % 16 == 5], ids=["from a place on", "once in every block"])
+def test_a_side_that_is_off_elsewhere_too_is_unexplained(is_there: np.ndarray, seed: int) -> None:
+    """Other weights were sought there, whatever they do at some places."""
+    found = verdict(np.where(is_there, 150.0, 30.0), seed)
+    assert found.code == Code.UNEXPLAINED
+    assert any("--weights" in line for line in found.advice)
+
+
+@pytest.mark.parametrize("times", [4.0, 10.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_places_of_the_response_are_none_of_the_context(seed: int, times: float) -> None:
+    """Behind prompts of one length they are the same."""
+    own = np.tile(np.arange(TOKENS), len(LENGTHS))
+    for is_there in (own >= 40, own % 16 == 3):
+        assert verdict(np.where(is_there, times, 1.0), seed, lengths=[60] * 16).code not in AT_PLACES

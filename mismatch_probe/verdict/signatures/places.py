@@ -7,7 +7,7 @@ What has a limit (a sliding window, the top-k of a sparse index, the longest con
 one place of the context on, whatever the response's own place is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -111,6 +111,11 @@ def period(disagreement: Disagreement) -> Cause | None:
     if seams is None:
         return None
     side, how = _side_that_errs(disagreement, seams.at_phase, seams.other_tokens)
+    return cause_of_period(disagreement, seams, side, [how])
+
+
+def cause_of_period(disagreement: Disagreement, seams: Period, side: str, evidence: Sequence[str] = ()) -> Cause:
+    """The cause with the side that errs; `evidence` follows how far the tokens there deviate."""
     share = float((disagreement.pair.diff[seams.at_phase] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.PERIOD,
@@ -121,7 +126,7 @@ def period(disagreement: Disagreement) -> Cause | None:
             f"{write_many(int(seams.at_phase.sum()), 'token')} whose place in the context, from 0, leaves "
             f"{seams.phase} when divided by {seams.block} deviate {write_number(seams.times)} times as much as others "
             f"of equal uncertainty, and make up {write_percent(share)} of d (share of the mean square)",
-            how,
+            *evidence,
         ],
     )
 
@@ -375,16 +380,21 @@ def onset(disagreement: Disagreement) -> Cause | None:
     if found_onset is None or period_of(disagreement) is not None:  # the last place of a period looks like an onset
         return None
     side, how = _side_that_errs(disagreement, found_onset.after, found_onset.before)
-    share = float((disagreement.pair.diff[found_onset.after] ** 2).sum() / (disagreement.pair.diff**2).sum())
+    return cause_of_onset(disagreement, found_onset, side, [how])
+
+
+def cause_of_onset(disagreement: Disagreement, step: Onset, side: str, evidence: Sequence[str] = ()) -> Cause:
+    """As `cause_of_period`."""
+    share = float((disagreement.pair.diff[step.after] ** 2).sum() / (disagreement.pair.diff**2).sum())
     return Cause.of(
         Code.ONSET,
         side=side,
-        place=write_count(found_onset.place),
-        what=found_onset.words,
+        place=write_count(step.place),
+        what=step.words,
         evidence=[
-            f"{write_many(int(found_onset.after.sum()), 'token')} from place {write_count(found_onset.place)} of the "
-            f"context on (counted from 0) deviate {write_number(found_onset.times)} times as much as the tokens before "
+            f"{write_many(int(step.after.sum()), 'token')} from place {write_count(step.place)} of the "
+            f"context on (counted from 0) deviate {write_number(step.times)} times as much as the tokens before "
             f"it, of equal uncertainty, and make up {write_percent(share)} of d (share of the mean square)",
-            how,
+            *evidence,
         ],
     )
