@@ -215,22 +215,26 @@ def _causes_without_hypothesis(bench: SideBench, result: SearchResult) -> list[C
 def cause_at_places(side: str, tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Cause | None:
     """The cause, where a side departs from the checkpoint once in every block of the context, or from a place on.
 
-    None where the side departs at the other places too, which is more than a fault at places; and where all prompts
-    have one length, since a place of the context may then be one of the response.
+    None where the side departs at the other places too, which is more than a fault at places. Behind prompts of one
+    length a period may be one of the response, as rows of a table have; it is not named.
     """
-    prompt_lengths = [len(sequence.prompt_token_ids) for sequence in tokens.sequences]
     disagreement = _from_checkpoint(tokens, judge, null, dtype)
-    if disagreement is None or len(set(prompt_lengths)) == 1:
+    if disagreement is None:
         return None
+    prompt_lengths = [len(sequence.prompt_token_ids) for sequence in tokens.sequences]
+    has_one_length = len(set(prompt_lengths)) == 1
     places = tokens.places + np.repeat(prompt_lengths, tokens.lengths)
-    seams = period_of(disagreement)
-    if seams is not None:
-        is_there, cause = places % seams.block == seams.phase, cause_of_period(disagreement, seams, _capital(side))
-    else:
+    seams, step = period_of(disagreement), None
+    if seams is None:
         step = onset_of(disagreement)
-        if step is None:
-            return None
-        is_there, cause = places >= step.place, cause_of_onset(disagreement, step, _capital(side))
+    if seams is not None and not has_one_length:
+        is_there, cause = places % seams.block == seams.phase, cause_of_period(disagreement, seams, _capital(side))
+    elif step is not None:
+        alike = f"every prompt has {write_count(prompt_lengths[0])} tokens: it may be a place of the response"
+        cause = cause_of_onset(disagreement, step, _capital(side), [alike] if has_one_length else [])
+        is_there = places >= step.place
+    else:
+        return None
     units_elsewhere = (judge.residual(null) / null.unit)[judge.is_counted & ~is_there]
     units_elsewhere = units_elsewhere[np.isfinite(units_elsewhere)]
     return cause if np.sqrt(trimmed_mean(units_elsewhere**2)) < _OFF_FLOORS else None
