@@ -153,7 +153,7 @@ def test_a_fault_between_two_places_is_named_by_the_place_around_them(checkpoint
 
 
 def test_recording_does_not_change_what_is_computed(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """In batches whose lengths are alike: of others the scorer makes several passes, whose sums round otherwise."""
+    """In batches of like lengths. The scorer makes several passes of unlike ones, whose sums round otherwise."""
     folder = checkpoint("qwen3")
     bench = Bench(folder, tmp_path, batch_tokens=400)
     recorded = bench.record("once")

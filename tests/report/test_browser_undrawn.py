@@ -40,7 +40,7 @@ def test_the_page_prints_on_few_sheets_with_its_drawings(unscrolled: Tab) -> Non
 
 
 @pytest.fixture(scope="module")
-def on_paper(unscrolled: Tab) -> Tab:
+def _laid_out_for_paper(unscrolled: Tab) -> Tab:
     """The page as it is laid out for paper, in a window of another width: that takes seconds, and is done once."""
     unscrolled.run("dispatchEvent(new Event('beforeprint'))")
     unscrolled.call("Emulation.setEmulatedMedia", media="print")
@@ -48,7 +48,13 @@ def on_paper(unscrolled: Tab) -> Tab:
     return unscrolled
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def on_paper(_laid_out_for_paper: Tab) -> Tab:
+    assert _laid_out_for_paper.run("matchMedia('print').matches"), "a test before has put it back on the screen"
+    return _laid_out_for_paper
+
+
+@pytest.fixture
 def on_screen_again(on_paper: Tab) -> Tab:
     """The same page after printing."""
     on_paper.run("document.body.style.width = ''")

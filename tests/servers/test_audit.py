@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,7 +78,7 @@ class Greedy:
 def greedy(vllm: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Greedy:
     out = tmp_path_factory.mktemp("greedy") / "run"
     with Proxy(vllm.url) as proxy:
-        document = audited(proxy.url, out, "--header", HEADER, "--num-prompts", 12, code=ExitCode.PASS)
+        document = audited(proxy.url, out, "--header", HEADER, code=ExitCode.PASS)
         return Greedy(document, out, [body for path, _, body in proxy.seen if path == COMPLETIONS])
 
 
@@ -104,7 +105,7 @@ def test_a_header_that_no_provider_adds_accuses_nobody(greedy: Greedy) -> None:
 
 @slow
 def test_no_log_probs_are_asked_for(greedy: Greedy) -> None:
-    assert len(greedy.questions) == 12
+    assert len(greedy.questions) == 24
     assert not any("logprobs" in body or "prompt_logprobs" in body for body in greedy.questions)
 
 
@@ -230,8 +231,14 @@ def test_an_audit_with_a_run_takes_its_checkpoint_and_prompts_and_is_filed_there
     run = tmp_path / "run"
     sides = ("--train", "bf16", "--infer", f"prod:url={vllm.url}", "--reference", "none")
     probe("compare", *SMALL[:-1], "8", "--num-prompts", 12, *sides, "--out", run, code=ExitCode.PASS)
-    words = ("--num-prompts", "12", "--max-new-tokens", "96")
-    probe("audit", "--run", run, "--server", vllm.url, *words, code=ExitCode.PASS)
+    [rollouts] = run.glob("**/rollouts*.parquet")
+    of_run = set(map(tuple, pq.read_table(rollouts)["prompt_token_ids"].to_pylist()))
+    with Proxy(vllm.url) as proxy:
+        words = ("--num-prompts", "12", "--max-new-tokens", "96")
+        probe("audit", "--run", run, "--server", proxy.url, *words, code=ExitCode.PASS)
+        asked = [body["prompt"] for path, _, body in proxy.seen if path == COMPLETIONS]
+    assert len(of_run) == 12
+    assert set(map(tuple, asked)) == of_run
     document = Findings(run).audit()
     assert document is not None
     assert document.responses.num_prompts == 12

@@ -167,7 +167,7 @@ def compute_eagerly(runner: Any) -> None:
 
 
 _COMPILES_NOTHING: Final = 0
-"""vLLM's `CompilationMode.NONE`: the model runs as in an eager engine, in whatever else it is another."""
+"""vLLM's `CompilationMode.NONE`: the model runs as in an eager engine; other settings may differ."""
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 
 

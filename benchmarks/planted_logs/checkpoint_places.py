@@ -1,12 +1,12 @@
-"""Faults at places that a model computes itself, seen in a log alone and beside its checkpoint: see
+"""Faults at places that a model computes itself, seen in a log alone and by its checkpoint: see
 reports/planted-logs.md.
 
-    python -m benchmarks.planted_logs.beside SCRATCH --model demo --draws 8
+    python -m benchmarks.planted_logs.checkpoint_places SCRATCH --model demo --draws 8
 
 Each log is judged by the functions that `import` and `explain` call, which take a second where a command takes minutes:
-both sides against each other, and each side against the checkpoint in FP32, whose hypotheses are left out. Beside them
-stands an oracle that knows the side, the law of rounding and of the fault, and the place: by how many nats the log is
-likelier with the fault. Who does not know the place needs the logarithm of the places more.
+both sides against each other, and each side against the checkpoint in FP32, without hypotheses. The last column is of
+an oracle that knows the side, the law of rounding and of the fault, and the place: by how many nats the log is likelier
+with the fault. Without the place it takes the logarithm of the number of places more.
 """
 
 import argparse
@@ -37,7 +37,7 @@ KINDS = ("period", "onset", "window", "end")
 LEVELS = ("weak", "usual", "strong")
 
 
-def declared(log: Log, folder: Path) -> Floats:
+def exact_log_probs(log: Log, folder: Path) -> Floats:
     """What the checkpoint gives in FP32 [T]."""
 
     def compute() -> Floats:
@@ -60,11 +60,11 @@ def in_format(log: Log, folder: Path) -> Floats:
     return values
 
 
-def seen(log: Log, folder: Path) -> dict[str, Cause | None]:
+def causes_of(log: Log, folder: Path) -> dict[str, Cause | None]:
     """By the log alone, and of each side by the checkpoint."""
     disagreement = disagreement_of(log)
     causes = {"alone": period(disagreement) or onset(disagreement)}
-    exact = declared(log, folder)
+    exact = exact_log_probs(log, folder)
     floor = Floor.measure(in_format(log, folder) - exact, exact, np.ones(exact.size, dtype=np.bool_))
     logged = LoggedTokens.of([
         LoggedResponse(
@@ -126,8 +126,8 @@ def main() -> None:
         random = np.random.default_rng([flags.seed, number])
         setting = Setting(random, smollm2)
         log = setting.log(SOUND, SOUND, int(random.integers(2**30)))
-        print(f"sound log: {words_on_rounding(log, declared(log, folder))}", flush=True)
-        for who, cause in seen(log, folder).items():
+        print(f"sound log: {words_on_rounding(log, exact_log_probs(log, folder))}", flush=True)
+        for who, cause in causes_of(log, folder).items():
             accused[who] += cause is not None
             if cause is not None:
                 print(f"sound, accused ({who}): {cause.sentence} {cause.evidence[0]}", flush=True)
@@ -137,17 +137,17 @@ def main() -> None:
         for level, strength in enumerate(LEVELS):
             if strength not in flags.strengths:
                 continue
-            right = dict.fromkeys(("alone", "beside the checkpoint", "wrong side"), 0)
+            right = dict.fromkeys(("alone", "by the checkpoint", "wrong side"), 0)
             nats = []
             for draw in range(flags.draws):
                 random = np.random.default_rng([flags.seed, draw, level, *kind.encode()])
                 made = AtPlaces.drawn(kind, random, smollm2, level)
-                causes = seen(made.log, folder)
+                causes = causes_of(made.log, folder)
                 other = {"mu": "pi", "pi": "mu"}[made.side]
                 right["alone"] += is_right(causes["alone"], made)
-                right["beside the checkpoint"] += is_right(causes[made.side], made)
+                right["by the checkpoint"] += is_right(causes[made.side], made)
                 right["wrong side"] += causes[other] is not None
-                nats.append(round(nats_of_oracle(made, declared(made.log, folder))))
+                nats.append(round(nats_of_oracle(made, exact_log_probs(made.log, folder))))
             words = ", ".join(f"{who} {number} of {flags.draws}" for who, number in right.items())
             print(f"{kind}, {strength}: {words}; nats of the oracle {sorted(nats)}", flush=True)
 
