@@ -236,9 +236,9 @@ def test_an_audit_with_a_run_takes_its_checkpoint_and_prompts_and_is_filed_there
     with Proxy(vllm.url) as proxy:
         words = ("--num-prompts", "12", "--max-new-tokens", "96")
         probe("audit", "--run", run, "--server", proxy.url, *words, code=ExitCode.PASS)
-        asked = [body["prompt"] for path, _, body in proxy.seen if path == COMPLETIONS]
+        questions = [body["prompt"] for path, _, body in proxy.seen if path == COMPLETIONS]
     assert len(of_run) == 12
-    assert set(map(tuple, asked)) == of_run
+    assert set(map(tuple, questions)) == of_run
     document = Findings(run).audit()
     assert document is not None
     assert document.responses.num_prompts == 12
