@@ -166,8 +166,6 @@ def compute_eagerly(runner: Any) -> None:
         setattr(runner, name, torch.compiler.set_stance("force_eager")(getattr(runner, name)))
 
 
-_COMPILES_NOTHING: Final = 0
-"""vLLM's `CompilationMode.NONE`: the model runs as in an eager engine; other settings may differ."""
 WORKER_EXTENSION: Final = f"{__name__}.ProbeWorker"
 
 
@@ -183,8 +181,7 @@ class ProbeWorker(ActivationHooks, Fp32Hooks, HeldWeights, RoutingHooks, ServedA
         """What a worker needs before its first request."""
         if torch.device(self.device).type == "cpu" and not self.use_v2_model_runner:
             spare_discarded_draws(self.model_runner)
-            mode = getattr(self.vllm_config.compilation_config, "mode", None)
-            if self.vllm_config.model_config.enforce_eager or mode == _COMPILES_NOTHING:
+            if self.vllm_config.model_config.enforce_eager:
                 compute_eagerly(self.model_runner)
 
     def probe_scale_logits(self, temperature: float) -> None:
