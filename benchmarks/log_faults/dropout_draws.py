@@ -55,8 +55,8 @@ def power_of_oracle(distances: Floats, rounding: float, generator: np.random.Gen
     scatter = np.square(distances).mean(0)
     weights = 1 / rounding**2 - 1 / (rounding**2 + scatter)
     by_chance = np.square(generator.normal(size=(200_000, scatter.size)) * rounding) @ weights
-    added = distances + rounding * generator.normal(size=distances.shape)
-    return float((np.square(added) @ weights > np.quantile(by_chance, 1 - WRONG_AT_MOST)).mean())
+    noisy = distances + rounding * generator.normal(size=distances.shape)
+    return float((np.square(noisy) @ weights > np.quantile(by_chance, 1 - WRONG_AT_MOST)).mean())
 
 
 def main() -> None:
@@ -82,15 +82,15 @@ def main() -> None:
             spreads.append(spread_of(bench, columns, Account(exact, unit)))
             units = np.concatenate(columns) / unit
             distances.append((units[pairs[:, 0]] - units[pairs[:, 1]]) / np.sqrt(2))
-        named = sum(each.disagree for each in spreads)
+        num_unlike = sum(each.disagree for each in spreads)
         other_weights = sum(each.agree for each in spreads)
         print(
-            f"dropout {share:g}: named in {named} of {len(spreads)} {binomial(named, len(spreads))}, taken for other "
-            f"weights in {other_weights}; {spreads[0].degrees} degrees of freedom; spread "
+            f"dropout {share:g}: named in {num_unlike} of {len(spreads)} {binomial(num_unlike, len(spreads))}, "
+            f"taken for other weights in {other_weights}; {spreads[0].degrees} degrees of freedom; spread "
             f"{np.round(np.sort([each.spread_floors for each in spreads]), 1).tolist()} floors, of "
             f"{np.median([each.residual_floors for each in spreads]):.3g} from the checkpoint; the oracle names "
             + ", ".join(
-                f"{power_of_oracle(np.array(distances), rounding, generator):.0%} beside rounding of {rounding:g}"
+                f"{power_of_oracle(np.array(distances), rounding, generator):.0%} at rounding of {rounding:g}"
                 for rounding in (ROUNDING_FLOORS, 1.0)
             ),
             flush=True,

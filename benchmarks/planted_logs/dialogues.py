@@ -252,8 +252,8 @@ def sampled_on(speaker: Speaker, random: Random, rows: list[Row], *, is_last: bo
     for (prompt, ids, mu, mask), (new, values) in zip(rows, answers, strict=True):
         if not is_last and new[-1] != speaker.end:
             continue
-        seen = [*speaker.seen(random, new), *speaker.header]
-        outside = seen if not is_last else speaker.ids("\n") if closes and new[-1] == speaker.end else []
+        others = [*speaker.seen(random, new), *speaker.header]
+        outside = others if not is_last else speaker.ids("\n") if closes and new[-1] == speaker.end else []
         longer.append((
             prompt, [*ids, *new, *outside], [*mu, *values, *[np.nan] * len(outside)],
             [*mask, *[1] * len(new), *[0] * len(outside)],
@@ -268,8 +268,8 @@ def rows_with_tools(speaker: Speaker, random: Random, count: int, *, closes: boo
     rows: list[Row] = []
     while len(rows) < count:  # few answers of SmolLM2 end in time
         questions = speaker.questions(random, (2 if speaker.folder == DEMO else 4) * count)
-        begun: list[Row] = [([*question, *speaker.header], [], [], []) for question in questions]
-        rows += sampled_on(speaker, random, begun, is_last=False, closes=closes)
+        openings: list[Row] = [([*question, *speaker.header], [], [], []) for question in questions]
+        rows += sampled_on(speaker, random, openings, is_last=False, closes=closes)
     rows = sampled_on(speaker, random, rows[:count], is_last=True, closes=closes)
     log = [Response(prompt, ids, np.array(mu), np.array([]), mask) for prompt, ids, mu, mask in rows]
     return with_pi(speaker, log)

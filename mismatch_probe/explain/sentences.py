@@ -202,8 +202,8 @@ def _cause_of_rounding(bench: SideBench) -> Iterator[Cause]:
 def _causes_without_hypothesis(bench: SideBench, result: SearchResult) -> list[Cause]:
     """What shows without a hypothesis: other texts, no agreement with itself, places of the context; else nothing."""
     nameless = [*_nameless(bench, result)]
-    is_as_declared = result.explained_by is None or result.explained_by is result.null
-    if not is_as_declared or any(cause.code != Code.UNEXPLAINED for cause in nameless):
+    has_hypothesis = result.explained_by is not None and result.explained_by is not result.null
+    if has_hypothesis or any(cause.code != Code.UNEXPLAINED for cause in nameless):
         return nameless
     cause = cause_at_places(SIDES[bench.side], bench.tokens, bench.judge, result.null.account, bench.dtype)
     if cause is None:
@@ -224,12 +224,11 @@ def cause_at_places(side: str, tokens: LoggedTokens, judge: Judge, null: Account
     prompt_lengths = [len(sequence.prompt_token_ids) for sequence in tokens.sequences]
     has_one_length = len(set(prompt_lengths)) == 1
     places = tokens.places + np.repeat(prompt_lengths, tokens.lengths)
-    seams, step = period_of(disagreement), None
-    if seams is None:
-        step = onset_of(disagreement)
-    if seams is not None and not has_one_length:
+    if (seams := period_of(disagreement)) is not None:
+        if has_one_length:
+            return None
         is_there, cause = places % seams.block == seams.phase, cause_of_period(disagreement, seams, _capital(side))
-    elif step is not None:
+    elif (step := onset_of(disagreement)) is not None:
         alike = f"every prompt has {write_count(prompt_lengths[0])} tokens: it may be a place of the response"
         cause = cause_of_onset(disagreement, step, _capital(side), [alike] if has_one_length else [])
         is_there = places >= step.place
@@ -241,7 +240,7 @@ def cause_at_places(side: str, tokens: LoggedTokens, judge: Judge, null: Account
 
 
 def _from_checkpoint(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Disagreement | None:
-    """A side beside what the checkpoint gives as declared, as if that were the other side."""
+    """A side, and what the checkpoint gives as declared in the place of the other one."""
     column, prediction = judge.column, null.prediction
     is_known = judge.is_counted & np.isfinite(prediction) & np.isfinite(column)
     prompts = [tuple(sequence.prompt_token_ids) for sequence in tokens.sequences]

@@ -26,15 +26,15 @@ PLACES = np.concatenate([length + np.arange(TOKENS) for length in LENGTHS])
 AT_PLACES = (Code.PERIOD, Code.ONSET)
 
 
-def verdict(times: Floats, seed: int, side: Any = "pi", lengths: list[int] = LENGTHS) -> Verdict:
+def verdict(
+    times: Floats, seed: int, side: Any = "pi", lengths: list[int] = LENGTHS, num_prompts: int = len(LENGTHS)
+) -> Verdict:
     """On a side that is off by rounding, and by so many times as much [T]; no hypothesis is tried."""
     random = np.random.default_rng(seed)
     exact = -random.exponential(1.5, PLACES.size)
     errors, others = ROUNDING * (1 - np.exp(exact)) * random.normal(size=(2, PLACES.size))
-    sequences = [
-        TokenSequence(str(row), random.integers(0, 99, length).tolist(), [1] * TOKENS)
-        for row, length in enumerate(lengths)
-    ]
+    prompts = [random.integers(0, 99, length).tolist() for length in lengths[:num_prompts]]
+    sequences = [TokenSequence(str(row), prompts[row % num_prompts], [1] * TOKENS) for row in range(len(lengths))]
     column, everywhere = exact + times * errors, np.ones(PLACES.size, dtype=np.bool_)
     tokens = LoggedTokens.of(logged(sequences, mu=list(column.reshape(-1, TOKENS))))
     predictions: Any = KnownPredictions({"as logged": exact}, {"as logged": others})
@@ -57,21 +57,21 @@ def verdict(times: Floats, seed: int, side: Any = "pi", lengths: list[int] = LEN
 @pytest.mark.parametrize(("side", "who"), [("pi", "The training path's side (pi)"), ("mu", "The engine's side (mu)")])
 @pytest.mark.parametrize("times", [5.0, 100.0])
 def test_a_period_is_named_with_its_places_and_its_side(times: float, side: str, who: str) -> None:
-    found = verdict(np.where(PLACES % 16 == 5, times, 1.0), 0, side)
-    assert (found.kind, found.code) == ("bug", Code.PERIOD)
-    assert found.sentence.startswith(f"{who} errs once in every 16 places of the context, at 5")
-    assert "leaves 5 when divided by 16" in found.evidence[0]
-    assert found.evidence[-1].startswith("as declared: ")
-    assert found.also == []
-    assert found.advice == [Code.PERIOD.entry.in_a_log]
+    answer = verdict(np.where(PLACES % 16 == 5, times, 1.0), 0, side)
+    assert (answer.kind, answer.code) == ("bug", Code.PERIOD)
+    assert answer.sentence.startswith(f"{who} errs once in every 16 places of the context, at 5")
+    assert "leaves 5 when divided by 16" in answer.evidence[0]
+    assert answer.evidence[-1].startswith("as declared: ")
+    assert answer.also == []
+    assert answer.advice == [Code.PERIOD.entry.in_a_log]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("times", [5.0, 100.0])
 def test_a_step_is_named_with_its_place(times: float, seed: int) -> None:
-    found = verdict(np.where(PLACES >= 110, times, 1.0), seed)
-    assert (found.kind, found.code) == ("bug", Code.ONSET)
-    named = int(found.sentence.split("departs from place ")[1].split()[0])
+    answer = verdict(np.where(PLACES >= 110, times, 1.0), seed)
+    assert (answer.kind, answer.code) == ("bug", Code.ONSET)
+    named = int(answer.sentence.split("departs from place ")[1].split()[0])
     assert abs(named - 110) <= 3
 
 
@@ -94,9 +94,15 @@ def test_a_side_that_is_off_throughout_is_unexplained() -> None:
 @pytest.mark.parametrize("is_there", [PLACES >= 110, PLACES % 16 == 5], ids=["from a place on", "once in every block"])
 def test_a_side_that_is_off_elsewhere_too_is_unexplained(is_there: np.ndarray, seed: int) -> None:
     """Other weights were sought there, whatever they do at some places."""
-    found = verdict(np.where(is_there, 150.0, 30.0), seed)
-    assert found.code == Code.UNEXPLAINED
-    assert any("--weights" in line for line in found.advice)
+    answer = verdict(np.where(is_there, 150.0, 30.0), seed)
+    assert answer.code == Code.UNEXPLAINED
+    assert any("--weights" in line for line in answer.advice)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_side_that_does_not_agree_with_itself_from_a_place_on_is_called_so(seed: int) -> None:
+    """Four prompts with four responses each, of the same tokens: what differs there is no window."""
+    assert verdict(np.where(PLACES >= 110, 100.0, 1.0), seed, num_prompts=4).code == Code.NOT_REPEATABLE
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -291,6 +291,26 @@ def test_a_log_without_the_trainers_side_is_explained_in_the_same_call(
     assert "Tried on the engine's side" in answer.stdout
 
 
+def test_an_engine_that_departs_from_a_place_on_is_named_in_a_log_of_it_alone(
+    compared: RunDirectory, model: Path, tmp_path: Path
+) -> None:
+    """Without the departure the same log is as declared."""
+    random = np.random.default_rng(0)
+    verdicts = []
+    for name, nats in (("sound", 0.0), ("departs", 2.0)):
+        rows = [{key: one[key] for key in one if key != "train_logprobs"} for one in log_of_run(compared, "bf16")]
+        for one in rows:
+            mu = np.array(one["logprobs"])
+            is_behind = len(one["prompt_token_ids"]) + np.arange(mu.size) >= 15
+            one["logprobs"] = np.minimum(mu + nats * is_behind * random.normal(size=mu.size), -1e-4).tolist()
+        probe("import", write(tmp_path / f"{name}.jsonl", rows), "--out", tmp_path / name, "--model", model)
+        explanation = Explanation.model_validate_json((tmp_path / name / "explain.json").read_text(encoding="utf-8"))
+        verdicts.append(explanation.sides[0].verdict)
+    assert [verdict.code for verdict in verdicts] == ["as_declared", "onset"]
+    assert verdicts[1].sentence.startswith("The engine's side (mu) departs from place 15 of the context on")
+    assert "every prompt has 3 tokens: it may be a place of the response" in verdicts[1].evidence
+
+
 @pytest.mark.parametrize("words", [("--step", 3), ("--scored", "there")])
 def test_what_is_computed_with_a_checkpoint_needs_one(tmp_path: Path, words: tuple[object, ...]) -> None:
     log = write(tmp_path / "log.jsonl", [])
