@@ -49,7 +49,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
     if dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                layer.forward = WideProducts(layer)  # type: ignore[method-assign]
+                layer.forward = WideProducts(layer)  # type: ignore[method-assign, assignment]
     return model
 
 
