@@ -228,21 +228,23 @@ def test_a_text_that_a_provider_puts_before_prompts_is_named_where_it_is_given(
 def test_an_audit_with_a_run_takes_its_checkpoint_and_prompts_and_is_filed_there(
     vllm: RealServer, tmp_path: Path
 ) -> None:
+    """So few tokens that no verdict on them hangs on how this processor rounds to BF16."""
     run = tmp_path / "run"
     sides = ("--train", "bf16", "--infer", f"prod:url={vllm.url}", "--reference", "none")
-    probe("compare", *SMALL[:-1], "8", "--num-prompts", 12, *sides, "--out", run, code=ExitCode.PASS)
+    few = ("--num-prompts", "5", "--max-new-tokens", "8")
+    probe("compare", *SMALL[:4], *few, *sides, "--out", run, code=ExitCode.PASS)
     [rollouts] = run.glob("**/rollouts*.parquet")
     of_run = set(map(tuple, pq.read_table(rollouts)["prompt_token_ids"].to_pylist()))
     with Proxy(vllm.url) as proxy:
-        words = ("--num-prompts", "12", "--max-new-tokens", "96")
-        probe("audit", "--run", run, "--server", proxy.url, *words, code=ExitCode.PASS)
+        probe("audit", "--run", run, "--server", proxy.url, *few, code=ExitCode.INCONCLUSIVE)
         questions = [body["prompt"] for path, _, body in proxy.seen if path == COMPLETIONS]
-    assert len(of_run) == 12
+    assert len(of_run) == 5
     assert set(map(tuple, questions)) == of_run
     document = Findings(run).audit()
     assert document is not None
-    assert document.responses.num_prompts == 12
-    assert "As declared: the tokens are those of demo in BF16" in (run / "report.html").read_text(encoding="utf-8")
+    assert document.responses.num_prompts == 5
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "Nothing departs from demo in BF16, greedy decoding, and 40 tokens are too few" in page
 
 
 @slow
