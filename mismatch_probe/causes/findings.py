@@ -242,8 +242,8 @@ class LogCode(Catalogued):
         },
     )
     MIXED_WEIGHTS = OfLog(
-        "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is {before} "
-        "nats before the last change and {after} after it",
+        "the weights change within {number} of {total} responses ({share}), the first in {first}: at tokens as sure, d "
+        "is {times} times as large before the last change as after it (rms of all: {before} and {after} nats)",
         name="mixed_weights",
         level=Level.NOTE,
         variants={

@@ -5,7 +5,7 @@ change.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from mismatch_probe.logs.row import LogFinding, Row
 from mismatch_probe.notation import write_number, write_share
 from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse
-from mismatch_probe.stats.sequences import is_usable
+from mismatch_probe.stats.rounding import LeastSquares
+from mismatch_probe.stats.sequences import Ints, Mask, Reals, is_usable
+from mismatch_probe.verdict.signatures.profile import sizes_by_sureness
 
 Spans = tuple[tuple[str, int], ...]
 """Versions of the parts, in order, and the token that each ends before."""
@@ -90,8 +92,22 @@ def has_several_versions(response: LoggedResponse) -> bool:
 
 
 _LEAST_RESPONSES: Final = 8
+_MOST_RESPONSES: Final = 2000
 _LEAST_FOLD: Final = 1.5
 _CLEAR_ERRORS: Final = 4.0
+_NEAR: Final = 128
+"""Tokens on either side of a change whose level is compared: growth along a response is small among them."""
+_LEAST_FRACTION: Final = 0.1
+"""Of the level at tokens as sure: log-probs that happen to be nearly equal count as no nearer."""
+
+
+class _Edge(NamedTuple):
+    """Tokens [T] on either side of the last change of a response."""
+
+    log_mu: Reals
+    log_pi: Reals
+    places: Ints
+    is_before: Mask
 
 
 @dataclass
@@ -106,6 +122,8 @@ class VersionChecks:
     first: str = ""
     _levels: list[tuple[float, float]] = field(default_factory=list)
     """Mean squares of d before and after the change, of each response that has both."""
+    _edges: list[_Edge] = field(default_factory=list)
+    """Of the first so many responses."""
 
     def add(self, response: LoggedResponse) -> None:
         self.num_responses += 1
@@ -121,21 +139,28 @@ class VersionChecks:
         is_counted = response.sampled & is_usable(log_pi) & is_usable(log_mu)
         is_before = np.arange(len(squares)) < spans[-2][1]
         before, after = squares[is_counted & is_before], squares[is_counted & ~is_before]
-        if before.size and after.size:
-            self._levels.append((float(before.mean()), float(after.mean())))
+        if not before.size or not after.size:
+            return
+        self._levels.append((float(before.mean()), float(after.mean())))
+        if len(self._edges) < _MOST_RESPONSES:
+            number = before.size
+            near = np.flatnonzero(is_counted)[max(0, number - _NEAR) : number + _NEAR]
+            self._edges.append(_Edge(log_mu[near], log_pi[near], near, is_before[near]))
 
     def reading(self) -> VersionReading | None:
         """None where no response names a version."""
         if not self.num_recorded:
             return None
         before, after = self._rms()
+        times, is_changed = self._times_before()
         return VersionReading(
             num_responses=self.num_responses,
             num_recorded=self.num_recorded,
             num_mixed=self.num_mixed,
             rms_before=before,
             rms_after=after,
-            is_level_changed=self._is_changed(before, after),
+            times_before=times,
+            is_level_changed=is_changed,
         )
 
     def _rms(self) -> tuple[float | None, float | None]:
@@ -144,18 +169,32 @@ class VersionChecks:
         before, after = np.sqrt(np.mean(self._levels, axis=0)).tolist()
         return before, after
 
-    def _is_changed(self, before: float | None, after: float | None) -> bool:
-        """Whether the level changes beyond doubt, by the log-ratios of responses."""
-        if before is None or after is None or len(self._levels) < _LEAST_RESPONSES:
-            return False
-        levels = np.array(self._levels)
-        ratios = np.log(levels[(levels > 0).all(axis=1)])
-        if len(ratios) < _LEAST_RESPONSES:
-            return False
-        differences = (ratios[:, 0] - ratios[:, 1]) / 2
-        error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
-        mean = abs(float(differences.mean()))
-        return mean >= np.log(_LEAST_FOLD) and mean >= _CLEAR_ERRORS * error
+    def _times_before(self) -> tuple[float | None, bool]:
+        """The level of d before the change over that after it, at tokens as sure, and whether it is changed beyond
+        doubt; None of few responses.
+
+        Log levels are fitted by least squares with the change and with growth, each response with a level of its own: a
+        line in the place and one in its logarithm. The error is a jackknife's over the responses.
+        """
+        from scipy.stats import norm, t
+
+        if len(self._edges) < _LEAST_RESPONSES:
+            return None, False
+        log_mu, log_pi, places, is_before = map(np.concatenate, zip(*self._edges, strict=True))
+        rows = np.repeat(np.arange(len(self._edges)), [len(edge.places) for edge in self._edges])
+        is_moved, sizes, usual = sizes_by_sureness(log_mu, log_pi)
+        levels = np.maximum(sizes - usual, np.log(_LEAST_FRACTION))
+        columns = np.column_stack([is_before, places, np.log1p(places), levels])[is_moved]
+        rows = np.unique(rows[is_moved], return_inverse=True)[1]
+        if rows.max(initial=-1) + 1 < _LEAST_RESPONSES:
+            return None, False
+        counts = np.bincount(rows)
+        centred = columns - np.column_stack([np.bincount(rows, column) / counts for column in columns.T])[rows]
+        fit = LeastSquares(centred[:, :-1], centred[:, -1])
+        error, freedom = fit.first_error(rows)
+        rise = float(fit.coefficients[0])
+        is_clear = error > 0 and t.sf(abs(rise) / error, freedom) < norm.sf(_CLEAR_ERRORS)
+        return float(np.exp(rise)), is_clear and abs(rise) >= np.log(_LEAST_FOLD)
 
     def findings(self) -> Iterator[LogFinding]:
         reading = self.reading()
@@ -164,6 +203,7 @@ class VersionChecks:
         evidence = {"responses": reading.num_mixed, "rms_before": reading.rms_before, "rms_after": reading.rms_after}
         share = write_share(reading.num_mixed, reading.num_responses)
         before, after = reading.rms_before, reading.rms_after
+        times = reading.times_before
         variant = "unmeasured" if before is None or after is None else "" if reading.is_level_changed else "level"
         yield LogFinding.of(
             LogCode.MIXED_WEIGHTS,
@@ -175,4 +215,5 @@ class VersionChecks:
             first=self.first,
             before="" if before is None else write_number(before),
             after="" if after is None else write_number(after),
+            times="" if times is None else write_number(times),
         )

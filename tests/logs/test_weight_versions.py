@@ -1,5 +1,7 @@
 """Versions of the weights of a response's parts: every shape in which systems write them, and what is no such shape."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from mismatch_probe.errors import UsageError
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.weight_versions import VersionChecks, has_several_versions, version_of, weight_spans
+from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse
 
 SHAPES = {
@@ -83,6 +86,119 @@ def test_the_level_where_recorded_versions_change_is_said_with_its_size(before: 
     [finding] = checks.findings()
     assert "the weights change within 12 of 24 responses" in finding.sentence
     assert ("no clear difference" in finding.sentence) == (not is_changed)
+
+
+@dataclass(frozen=True)
+class SureText:
+    """Responses whose tokens are mostly sure, and ever more of them; the errors of rounding move logits by a hundredth,
+    at sure tokens by more, and log-probs of one token in three are nearer to 0 than what stores them resolves.
+    """
+
+    times: float = 1.0
+    """The level before the change over that after it."""
+    growth: float = 1.0
+    """Along the response."""
+    change: int | None = None
+    """Where the weights change; None: at a place of each response's own, in its middle half."""
+    length: tuple[int, int] = (60, 120)
+    turns_sure: bool = False
+    """Behind the change, all at once."""
+    equal_share: float = 0.0
+    """Of tokens whose log-probs are equal bit for bit."""
+
+    def response(self, seed: int) -> LoggedResponse:
+        random = np.random.default_rng(seed)
+        length = int(random.integers(*self.length))
+        change = int(random.integers(length // 4, 3 * length // 4)) if self.change is None else self.change
+        places = np.arange(length)
+        unsure = 10 ** -random.uniform(0.3, 2 + 2 * places / length)
+        if self.turns_sure:
+            unsure = np.where(places < change, unsure, unsure * 0.03)
+        sizes = 0.01 * np.where(places < change, self.times, 1.0) * self.growth ** (places / length)
+        errors = sizes * unsure**0.6 * random.standard_normal(length)
+        is_beyond = random.random(length) < 1 / 3
+        unsure, errors = np.where(is_beyond, 1e-6, unsure), np.where(is_beyond, 1e-7, errors)
+        errors[random.random(length) < self.equal_share] = 0
+        log_mu = np.log1p(-unsure)
+        return LoggedResponse(
+            where=f"line {seed}",
+            prompt_token_ids=np.array([1], np.int32),
+            token_ids=np.arange(length, dtype=np.int32),
+            sampled=np.ones(length, np.bool_),
+            log_mu=log_mu,
+            log_pi=np.minimum(log_mu + errors, -1e-9),
+            weight_version="7-8",
+            weight_spans=(("7", change), ("8", length)),
+        )
+
+    def reading(self, number: int = 24, first: int = 0) -> VersionReading:
+        return reading_of(self.response(seed) for seed in range(first, first + number))
+
+
+def reading_of(responses: Iterable[LoggedResponse]) -> VersionReading:
+    checks = VersionChecks()
+    for each in responses:
+        checks.add(each)
+    reading = checks.reading()
+    assert reading is not None
+    return reading
+
+
+@pytest.mark.parametrize("equal_share", [0.0, 0.2])
+@pytest.mark.parametrize("times", [3.0, 1 / 3])
+def test_a_change_shows_in_a_text_whose_tokens_are_mostly_sure(times: float, equal_share: float) -> None:
+    """The mean squares of all tokens hang on the few unsure ones, of which the beginnings have more."""
+    reading = SureText(times, equal_share=equal_share).reading()
+    assert reading.is_level_changed
+    assert reading.times_before == pytest.approx(times, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(SureText(growth=growth, change=change) for growth in (0.25, 4.0) for change in (None, 40)),
+        SureText(turns_sure=True),
+        SureText(length=(20, 30)),
+    ],
+    ids=str,
+)
+def test_a_text_that_grows_sure_and_rounding_that_grows_are_no_change(text: SureText) -> None:
+    assert not any(text.reading(first=first).is_level_changed for first in range(0, 480, 24))
+
+
+def test_few_short_responses_show_no_change_by_chance() -> None:
+    text = SureText(length=(12, 16))
+    assert not any(text.reading(8, first).is_level_changed for first in range(0, 480, 8))
+
+
+def test_growth_that_sets_in_where_the_weights_change_is_no_change() -> None:
+    """Among the tokens near the change it is small, in responses of thousands."""
+    responses = []
+    for seed in range(24):
+        each = SureText(length=(4000, 4001), change=2000).response(seed)
+        assert each.log_pi is not None
+        assert each.log_mu is not None
+        grown = (each.log_pi - each.log_mu) * np.interp(np.arange(4000), [2000, 4000], [1, 6])
+        responses.append(replace(each, log_pi=np.minimum(each.log_mu + grown, -1e-9)))
+    assert not reading_of(responses).is_level_changed
+
+
+def test_a_difference_of_less_than_a_half_is_no_clear_one_however_sure() -> None:
+    reading = SureText(1.3).reading(400)
+    assert not reading.is_level_changed
+    assert reading.times_before == pytest.approx(1.3, rel=0.1)
+
+
+@pytest.mark.parametrize(("number", "is_changed"), [(7, False), (8, True)])
+def test_a_change_takes_eight_responses(number: int, is_changed: bool) -> None:
+    assert SureText(12.0).reading(number).is_level_changed == is_changed
+
+
+def test_a_response_that_is_off_throughout_is_no_change() -> None:
+    """One in three is, and its change is recorded late in it: what is compared is each response with itself."""
+    usual, early = ([SureText(change=at).response(seed) for seed in range(24)] for at in (50, 10))
+    off = [replace(each, log_pi=each.log_mu + 8 * (each.log_pi - each.log_mu)) for each in usual[1::3]]
+    assert not reading_of([*off, *early[0::3], *early[2::3]]).is_level_changed
 
 
 def test_a_log_of_single_versions_has_no_finding() -> None:

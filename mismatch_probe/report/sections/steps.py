@@ -287,6 +287,8 @@ def _versions(versions: VersionReading) -> Table:
             ["rms d before the last change, nats", write_number(versions.rms_before)],
             ["rms d after it, nats", write_number(versions.rms_after)],
         ]
+    if versions.times_before is not None:
+        rows.append(["d before over d after it, at tokens as sure", f"{write_number(versions.times_before)} times"])
     return Table("Weights within responses, as recorded", ["", "number"], rows)
 
 
