@@ -9,21 +9,25 @@ the ratio of the likelihoods of the log, averaged over the places, which nobody 
 
 Beside it stands our statistic of a change of level, on tokens of unlike sureness, and with the level of tokens as sure
 taken off, so that a text that grows sure is no change; and what the package itself names, of SmolLM2's logs too
-(`--pool smollm2`).
+(`--pool smollm2`), also where the log records the places. Without a run of the pool's name in SCRATCH, transformers
+samples it.
 """
 
 import argparse
 import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.planted_logs.base import Floats, Log, Response, pick, some
 from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import LONGEST, Random, of_prompt, rms
-from benchmarks.planted_logs.pools import DEMO, sampled_by_vllm
+from benchmarks.planted_logs.pools import DEMO, sampled_by_vllm, sampled_here
 from mismatch_probe.dtypes import Dtype
+from mismatch_probe.logs.weight_versions import VersionChecks, version_of
+from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.verdict import departures
@@ -93,10 +97,19 @@ def planted(random: Random, pool: Log) -> tuple[Log, Log, float]:
             continue
         at = int(random.integers(length // 5 + 1, 4 * length // 5))
         error = size * of_prompt(seed, response).standard_normal(LONGEST)[:length] * (1 - np.exp(response.mu))
-        made.append(
-            replace(response, mu=np.minimum(np.where(np.arange(length) < at, response.mu + error, response.mu), -1e-7))
-        )
+        mu = np.minimum(np.where(np.arange(length) < at, response.mu + error, response.mu), -1e-7)
+        made.append(replace(response, mu=mu).with_extra(weight_versions=(("7", at), ("8", length))))
     return log, made, size
+
+
+def with_versions(random: Random, log: Log) -> Log:
+    """An update so small that rounding is all there is, in each response, recorded."""
+    made = []
+    for response in log:
+        length = len(response.ids)
+        at = int(random.integers(length // 5 + 1, 4 * length // 5))
+        made.append(response.with_extra(weight_versions=(("7", at), ("8", length))))
+    return made
 
 
 def ratio_of(log: Log, law: Law, size: float) -> float:
@@ -191,6 +204,28 @@ def is_named_by_package(log: Log) -> bool:
     return departures.level_change_of(disagreement_of(log)) is not None
 
 
+def is_named_where_recorded(log: Log) -> bool:
+    """Whether the package says that the level changes where the log records that the weights do."""
+    checks = VersionChecks()
+    for response in log:
+        length = len(response.ids)
+        spans: Any = response.extra.get("weight_versions", (("8", length),))
+        checks.add(
+            LoggedResponse(
+                where="",
+                prompt_token_ids=np.array(response.prompt, np.int32),
+                token_ids=np.array(response.ids, np.int32),
+                sampled=np.ones(length, np.bool_),
+                log_mu=response.mu,
+                log_pi=response.pi,
+                weight_version=version_of(spans),
+                weight_spans=spans,
+            )
+        )
+    reading = checks.reading()
+    return reading is not None and reading.is_level_changed
+
+
 def with_coarse_zeros(log: Log) -> Log:
     """A sampler that gives 0 where it is nearly sure."""
     return [replace(response, mu=np.where(response.mu > -0.004, 0.0, response.mu)) for response in log]
@@ -223,7 +258,8 @@ def main() -> None:
     kept = flags.scratch / f"{flags.pool}.pickle"
     if not kept.exists():
         checkpoint = DEMO if flags.pool == "demo" else flags.smollm2
-        kept.write_bytes(pickle.dumps(sampled_by_vllm(flags.scratch / flags.pool, checkpoint)))
+        run = flags.scratch / flags.pool
+        kept.write_bytes(pickle.dumps(sampled_by_vllm(run, checkpoint) if run.exists() else sampled_here(checkpoint)))
     pool: Log = pickle.loads(kept.read_bytes())
     name = "weights that change, not recorded"
     randoms = [np.random.default_rng([flags.seed, draw, 0, *name.encode()]) for draw in range(flags.draws)]
@@ -238,6 +274,13 @@ def main() -> None:
     by_package = sum(is_named_by_package(made) for _, made, _ in cases)
     accused = {kind: sum(map(is_named_by_package, logs)) for kind, logs in sound.items()}
     print(f"the package: named {share(by_package, flags.draws)}; accused {accused}", flush=True)
+    recorded = {
+        kind: [with_versions(random, log) for random, log in zip(randoms, logs, strict=True)]
+        for kind, logs in sound.items()
+    }
+    by_record = sum(is_named_where_recorded(made) for _, made, _ in cases)
+    accused = {kind: sum(map(is_named_where_recorded, logs)) for kind, logs in recorded.items()}
+    print(f"where the changes are recorded: named {share(by_record, flags.draws)}; accused {accused}", flush=True)
     levels = levels_by_sureness(pool)
     for least, of_levels in ((0.1, None), (0.01, None), (1e-3, None), (1e-3, levels), (1e-4, levels)):
         named = sum(is_named(made, least, of_levels) for _, made, _ in cases)

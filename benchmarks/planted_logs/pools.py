@@ -4,6 +4,7 @@ Two pools are comparisons by `mismatch-probe compare`, whose engine is vLLM; the
 a key-value cache in BF16 and scored in one pass.
 """
 
+import json
 import pickle
 import random as draws
 from collections import Counter
@@ -23,6 +24,7 @@ from mismatch_probe import demo_checkpoint
 from tests.tiny_models import make_checkpoint
 
 DEMO = Path(demo_checkpoint.__file__).parent
+CHATS = Path("examples/prompts/chats.jsonl")
 LAYERS, EXPERTS, TAKEN = 4, 16, 4
 """Of the small mixture of experts, whose first layer is dense."""
 
@@ -90,7 +92,8 @@ def sampled(
                 if not ended[place]:
                     row["ids"].append(token)
                     row["mu"].append(float(log_probs[place, token]))
-                    row["kept"].append(kept[place].nonzero()[:, 0].tolist())
+                    if top_p < 1:
+                        row["kept"].append(kept[place].nonzero()[:, 0].tolist())
             ended |= ids[:, 0].numpy() == (-1 if end is None else end)
             if ended.all():
                 break
@@ -183,6 +186,25 @@ def sampled_by_vllm(run: Path, checkpoint: Path) -> Log:
             prompt, ids = row["prompt_token_ids"], row["token_ids"]
             made.append(Response(prompt, ids, np.array(mu[row["id"]]), scored(model, prompt, ids)))
     return made
+
+
+def sampled_here(checkpoint: Path) -> Log:
+    """Four responses a prompt, of sums by the demo checkpoint and of the shipped chats by another one."""
+    torch.manual_seed(5)
+    model: Any = loaded(checkpoint)
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
+    if checkpoint == DEMO:
+        prompts, tokens = prompts_of_sums(24, 8, 3), 160
+    else:
+        texts = [json.loads(line)["prompt"] for line in CHATS.read_text(encoding="utf-8").splitlines()[:20]]
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        prompts = [
+            tokenizer.encode(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+            for chat in chats
+        ]
+        tokens = 96
+    each = [prompt for prompt in prompts for _ in range(4)]
+    return responses(model, sampled(model, each, tokens, end=tokenizer.eos_token_id))
 
 
 def all_pools(scratch: Path, smollm2: Path) -> dict[str, Log]:

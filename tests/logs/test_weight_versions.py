@@ -150,7 +150,7 @@ def test_a_change_shows_in_a_text_whose_tokens_are_mostly_sure(times: float, equ
     """The mean squares of all tokens hang on the few unsure ones, of which the beginnings have more."""
     reading = SureText(times, equal_share=equal_share).reading()
     assert reading.is_level_changed
-    assert reading.times_before == pytest.approx(times, rel=0.3)
+    assert reading.times_before == pytest.approx(times, rel=0.4)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_a_change_shows_in_a_text_whose_tokens_are_mostly_sure(times: float, equ
     ids=str,
 )
 def test_a_text_that_grows_sure_and_rounding_that_grows_are_no_change(text: SureText) -> None:
-    assert not any(text.reading(first=first).is_level_changed for first in range(0, 480, 24))
+    assert not any(text.reading(first=first).is_level_changed for first in range(0, 144, 24))
 
 
 def test_few_short_responses_show_no_change_by_chance() -> None:
     text = SureText(length=(12, 16))
-    assert not any(text.reading(8, first).is_level_changed for first in range(0, 480, 8))
+    assert not any(text.reading(8, first).is_level_changed for first in range(0, 240, 8))
 
 
 def test_growth_that_sets_in_where_the_weights_change_is_no_change() -> None:
@@ -178,7 +178,7 @@ def test_growth_that_sets_in_where_the_weights_change_is_no_change() -> None:
         each = SureText(length=(4000, 4001), change=2000).response(seed)
         assert each.log_pi is not None
         assert each.log_mu is not None
-        grown = (each.log_pi - each.log_mu) * np.interp(np.arange(4000), [2000, 4000], [1, 6])
+        grown = (each.log_pi - each.log_mu) * np.interp(np.arange(4000), [2000, 3000], [1, 6])
         responses.append(replace(each, log_pi=np.minimum(each.log_mu + grown, -1e-9)))
     assert not reading_of(responses).is_level_changed
 
