@@ -242,14 +242,20 @@ class LogCode(Catalogued):
         },
     )
     MIXED_WEIGHTS = OfLog(
-        "the weights change within {number} of {total} responses ({share}), the first in {first}: at tokens as sure, d "
-        "is {times} times as large before the last change as after it (rms of all: {before} and {after} nats)",
+        "the weights change within {number} of {total} responses ({share}), the first in {first}: at tokens of like "
+        "probability d is {times} times as large {order}",
         name="mixed_weights",
         level=Level.NOTE,
         variants={
             "level": Words(
                 "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is "
-                "{before} nats before the last change and {after} after it, which is no clear difference"
+                "{before} nats before the last change and {after} after it, which is no clear difference at tokens of "
+                "like probability"
+            ),
+            "few": Words(
+                "the weights change within {number} of {total} responses ({share}), the first in {first}: rms d is "
+                "{before} nats before the last change and {after} after it; too few responses have the length on both "
+                "sides of a change to tell whether that is a difference"
             ),
             "unmeasured": Words(
                 "the weights change within {number} of {total} responses ({share}), the first in {first}; where, or "

@@ -5,6 +5,7 @@ change.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,8 +17,8 @@ from mismatch_probe.notation import write_number, write_share
 from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.rounding import LeastSquares
-from mismatch_probe.stats.sequences import Ints, Mask, Reals, is_usable
-from mismatch_probe.verdict.signatures.profile import sizes_by_sureness
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, difference, is_usable
+from mismatch_probe.verdict.signatures.profile import SUREST
 
 Spans = tuple[tuple[str, int], ...]
 """Versions of the parts, in order, and the token that each ends before."""
@@ -91,23 +92,43 @@ def has_several_versions(response: LoggedResponse) -> bool:
     return bool(dash) and first.isdecimal() and last.isdecimal() and first != last
 
 
-_LEAST_RESPONSES: Final = 8
+_LEAST_PART: Final = 8
+"""Tokens on either side of a change that show the level."""
+_NEAR: Final = 64
+_NEAREST: Final = 21
+"""Tokens on either side of a change whose level is compared."""
+_LEAST_NEAREST: Final = 0.65
+"""Of the change of the level, in logarithms."""
+_FIRST: Final = 8
+"""Tokens of a response that engines compute otherwise than the later ones, and that count on no side."""
+_MOST_EQUAL: Final = 0.5
+"""Share of tokens with equal log-probs: with more on both sides the log's own rounding decides which."""
 _MOST_RESPONSES: Final = 2000
+"""Drawn at random from all that have a change."""
+_LEAST_RESPONSES: Final = 8
+_LEAST_CLUSTERS: Final = 4
 _LEAST_FOLD: Final = 1.5
 _CLEAR_ERRORS: Final = 4.0
-_NEAR: Final = 128
-"""Tokens on either side of a change whose level is compared: growth along a response is small among them."""
-_LEAST_FRACTION: Final = 0.1
-"""Of the level at tokens as sure: log-probs that happen to be nearly equal count as no nearer."""
+_LEAST_LEVEL: Final = 0.1
+"""Of the usual one: a part whose log-probs are nearly all equal counts as no less."""
+_ROUNDS: Final = 8
+_NO_LEVEL: Final = 1e-15
+_NO_ERROR: Final = 1e-9
+_ORDERS: Final = ("after the last change as before it", "before the last change as after it")
 
 
 class _Edge(NamedTuple):
-    """Tokens [T] on either side of the last change of a response."""
+    """Tokens [T] on either side of the last change of a response, whose prompt or conversation is `cluster`."""
 
-    log_mu: Reals
-    log_pi: Reals
-    places: Ints
-    is_before: Mask
+    roots: Floats
+    """Of abs(d), nats^(1/2)."""
+    kinds: Ints
+    """Octaves of -log p."""
+    offsets: Ints
+    """From the change."""
+    place: int
+    """Of the change in the context."""
+    cluster: str | bytes
 
 
 @dataclass
@@ -120,10 +141,11 @@ class VersionChecks:
     num_recorded: int = 0
     num_mixed: int = 0
     first: str = ""
-    _levels: list[tuple[float, float]] = field(default_factory=list)
+    _squares: list[tuple[float, float]] = field(default_factory=list)
     """Mean squares of d before and after the change, of each response that has both."""
     _edges: list[_Edge] = field(default_factory=list)
-    """Of the first so many responses."""
+    _num_edges: int = 0
+    _random: Random = field(default_factory=lambda: Random(0))
 
     def add(self, response: LoggedResponse) -> None:
         self.num_responses += 1
@@ -135,24 +157,30 @@ class VersionChecks:
         log_pi, log_mu, spans = response.log_pi, response.log_mu, response.weight_spans
         if log_pi is None or log_mu is None or spans is None:
             return
-        squares = np.square(log_pi - log_mu)
+        squares = np.square(difference(log_pi, log_mu))
         is_counted = response.sampled & is_usable(log_pi) & is_usable(log_mu)
         is_before = np.arange(len(squares)) < spans[-2][1]
         before, after = squares[is_counted & is_before], squares[is_counted & ~is_before]
-        if not before.size or not after.size:
+        if before.size and after.size:
+            self._squares.append((float(before.mean()), float(after.mean())))
+            self._keep(_edge_of(response, log_mu, log_pi, spans, is_counted))
+
+    def _keep(self, edge: _Edge | None) -> None:
+        """Of all edges so many at random [reservoir sampling, Vitter 1985, ACM TOMS 11]."""
+        if edge is None:
             return
-        self._levels.append((float(before.mean()), float(after.mean())))
+        self._num_edges += 1
         if len(self._edges) < _MOST_RESPONSES:
-            number = before.size
-            near = np.flatnonzero(is_counted)[max(0, number - _NEAR) : number + _NEAR]
-            self._edges.append(_Edge(log_mu[near], log_pi[near], near, is_before[near]))
+            self._edges.append(edge)
+        elif (place := self._random.randrange(self._num_edges)) < _MOST_RESPONSES:
+            self._edges[place] = edge
 
     def reading(self) -> VersionReading | None:
         """None where no response names a version."""
         if not self.num_recorded:
             return None
         before, after = self._rms()
-        times, is_changed = self._times_before()
+        times, is_changed = _times_before(self._edges)
         return VersionReading(
             num_responses=self.num_responses,
             num_recorded=self.num_recorded,
@@ -164,56 +192,106 @@ class VersionChecks:
         )
 
     def _rms(self) -> tuple[float | None, float | None]:
-        if not self._levels:
+        if not self._squares:
             return None, None
-        before, after = np.sqrt(np.mean(self._levels, axis=0)).tolist()
+        before, after = np.sqrt(np.mean(self._squares, axis=0)).tolist()
         return before, after
-
-    def _times_before(self) -> tuple[float | None, bool]:
-        """The level of d before the change over that after it, at tokens as sure, and whether it is changed beyond
-        doubt; None of few responses.
-
-        Log levels are fitted by least squares with the change and with growth, each response with a level of its own: a
-        line in the place and one in its logarithm. The error is a jackknife's over the responses.
-        """
-        from scipy.stats import norm, t
-
-        if len(self._edges) < _LEAST_RESPONSES:
-            return None, False
-        log_mu, log_pi, places, is_before = map(np.concatenate, zip(*self._edges, strict=True))
-        rows = np.repeat(np.arange(len(self._edges)), [len(edge.places) for edge in self._edges])
-        is_moved, sizes, usual = sizes_by_sureness(log_mu, log_pi)
-        levels = np.maximum(sizes - usual, np.log(_LEAST_FRACTION))
-        columns = np.column_stack([is_before, places, np.log1p(places), levels])[is_moved]
-        rows = np.unique(rows[is_moved], return_inverse=True)[1]
-        if rows.max(initial=-1) + 1 < _LEAST_RESPONSES:
-            return None, False
-        counts = np.bincount(rows)
-        centred = columns - np.column_stack([np.bincount(rows, column) / counts for column in columns.T])[rows]
-        fit = LeastSquares(centred[:, :-1], centred[:, -1])
-        error, freedom = fit.first_error(rows)
-        rise = float(fit.coefficients[0])
-        is_clear = error > 0 and t.sf(abs(rise) / error, freedom) < norm.sf(_CLEAR_ERRORS)
-        return float(np.exp(rise)), is_clear and abs(rise) >= np.log(_LEAST_FOLD)
 
     def findings(self) -> Iterator[LogFinding]:
         reading = self.reading()
         if reading is None or not reading.num_mixed:
             return
-        evidence = {"responses": reading.num_mixed, "rms_before": reading.rms_before, "rms_after": reading.rms_after}
-        share = write_share(reading.num_mixed, reading.num_responses)
-        before, after = reading.rms_before, reading.rms_after
-        times = reading.times_before
-        variant = "unmeasured" if before is None or after is None else "" if reading.is_level_changed else "level"
+        before, after, times = reading.rms_before, reading.rms_after, reading.times_before
+        if before is None or after is None:
+            variant = "unmeasured"
+        else:
+            variant = "few" if times is None else "" if reading.is_level_changed else "level"
         yield LogFinding.of(
             LogCode.MIXED_WEIGHTS,
             variant,
-            evidence=evidence,
+            evidence={"responses": reading.num_mixed, "rms_before": before, "rms_after": after},
             number=reading.num_mixed,
             total=reading.num_responses,
-            share=share,
+            share=write_share(reading.num_mixed, reading.num_responses),
             first=self.first,
             before="" if before is None else write_number(before),
             after="" if after is None else write_number(after),
-            times="" if times is None else write_number(times),
+            times="" if times is None else write_number(max(times, 1 / times)),
+            order=_ORDERS[times is not None and times > 1],
         )
+
+
+def _edge_of(response: LoggedResponse, log_mu: Reals, log_pi: Reals, spans: Spans, is_counted: Mask) -> _Edge | None:
+    """The tokens near the last change, of the two versions that meet there; None where either has too few."""
+    change, start = spans[-2][1], max(_FIRST, spans[-3][1] if len(spans) > 2 else 0)
+    surprisal = -(log_mu + log_pi) / 2
+    near = np.flatnonzero(is_counted & (surprisal > SUREST))
+    near = near[(near >= start) & (np.abs(near - change) <= _NEAR)]
+    if min((near < change).sum(), (near >= change).sum()) < _LEAST_PART:
+        return None
+    return _Edge(
+        np.sqrt(np.abs(difference(log_pi, log_mu)))[near],
+        np.log2(surprisal[near] / SUREST).astype(np.int64),
+        near - change,
+        len(response.prompt_token_ids) + change,
+        response.trajectory or response.group or response.prompt_token_ids.tobytes(),
+    )
+
+
+def _times_before(edges: Sequence[_Edge]) -> tuple[float | None, bool]:
+    """The level of d before the changes over that after them, and whether it is changed beyond doubt; None of few.
+
+    A change is as large among the nearest tokens as among all, and what d may gain or lose in proportion to the length
+    of the context is none. The error is a jackknife's over prompts or conversations.
+    """
+    from scipy.stats import norm, t
+
+    if len(edges) < _LEAST_RESPONSES:
+        return None, False
+    rows = np.repeat(np.arange(len(edges)), [len(edge.roots) for edge in edges])
+    roots, kinds, offsets = (np.concatenate([getattr(edge, name) for edge in edges]) for name in _Edge._fields[:3])
+    levels, is_before = _levels(roots, (kinds, rows)), offsets < 0
+    sides = 2 * rows + ~is_before
+    fit = LeastSquares(np.ones((len(edges), 1)), _falls(levels, sides))
+    fall = float(fit.coefficients[0])
+    is_nearest = np.abs(offsets) <= _NEAREST
+    nearest = float(np.nanmean(_falls(levels[is_nearest], sides[is_nearest])))
+    numbers: dict[str | bytes, int] = {}
+    clusters = np.array([numbers.setdefault(edge.cluster, len(numbers)) for edge in edges])
+    growth = float(np.mean([_growth(edge) for edge in edges]))
+    is_tied = min(np.mean(roots[part] == 0) for part in (is_before, ~is_before)) > _MOST_EQUAL
+    if len(numbers) < _LEAST_CLUSTERS or is_tied or nearest * np.sign(fall) < _LEAST_NEAREST * abs(fall):
+        return float(np.exp(fall)), False
+    error, freedom = fit.first_error(clusters)
+    beyond_growth = abs(fall) - growth
+    is_beyond_chance = t.sf(beyond_growth / max(error, _NO_ERROR), freedom) < norm.sf(_CLEAR_ERRORS)
+    return float(np.exp(fall)), bool(is_beyond_chance and beyond_growth >= np.log(_LEAST_FOLD))
+
+
+def _levels(roots: Floats, groups: Sequence[Ints]) -> Floats:
+    """The root of abs(d) in units of that of tokens of like probability in all responses, each response less its own
+    level [T]: a text that grows sure is no change, nor is one that is unsure and off throughout. Of the root no few
+    tokens decide, and a token whose log-probs are equal is 0.
+    """
+    levels = roots.copy()
+    for _ in range(_ROUNDS):
+        for group in groups:
+            levels /= np.maximum(np.bincount(group, levels) / np.maximum(np.bincount(group), 1), _NO_LEVEL)[group]
+    return levels
+
+
+def _falls(levels: Floats, sides: Ints) -> Floats:
+    """The log of the level before over that after each change [N], from tokens [T] on their sides: 2 i and 2 i + 1; NaN
+    where one is empty.
+    """
+    counts = np.bincount(sides)
+    means = np.full(counts.size + counts.size % 2, np.nan)
+    means[: counts.size][counts > 0] = (np.bincount(sides, levels) / np.maximum(counts, 1))[counts > 0]
+    before, after = 2 * np.log(np.maximum(means, _LEAST_LEVEL)).reshape(-1, 2).T
+    return np.asarray(before - after)
+
+
+def _growth(edge: _Edge) -> float:
+    """What the length of the context gains from the tokens before the change to those after it, in logarithms."""
+    before, after = (edge.place + edge.offsets[part].mean() for part in (edge.offsets < 0, edge.offsets >= 0))
+    return float(np.log(after / before))

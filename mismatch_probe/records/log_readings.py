@@ -125,7 +125,7 @@ class VersionReading(Entry):
     """Of log(pi / mu) before the last change, over responses with both sides there, in nats."""
     rms_after: float | None = None
     times_before: float | None = None
-    """The level of log(pi / mu) before the last change over that after it, at tokens as sure; None of few responses."""
+    """The level of log(pi / mu) before the last change over that after it, at tokens of like probability; None: few."""
     is_level_changed: bool = False
     """The two differ beyond doubt, by a half at least."""
 

@@ -1,6 +1,6 @@
 """Versions of the weights of a response's parts: every shape in which systems write them, and what is no such shape."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.weight_versions import VersionChecks, has_several_versions, version_of, weight_spans
 from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse
+from mismatch_probe.stats.sequences import Floats
 
 SHAPES = {
     "one a token": ["7", "7", "7", "8", "8"],
@@ -58,14 +59,15 @@ def test_what_is_no_such_shape_is_refused_with_its_place(wrong: Any) -> None:
 
 
 def response(spans: Any, before: float, after: float, seed: int) -> LoggedResponse:
+    """Tokens of -log p between 0.5 and 2, 40 before the change and 30 behind it."""
     random = np.random.default_rng(seed)
-    sizes = np.repeat([before, after], [12, 18]) * random.standard_normal(30)
-    log_mu = -random.uniform(0.5, 2, 30)
+    sizes = np.repeat([before, after], [40, 30]) * random.standard_normal(70)
+    log_mu = -random.uniform(0.5, 2, 70)
     return LoggedResponse(
         where=f"line {seed}",
-        prompt_token_ids=np.array([1], np.int32),
-        token_ids=np.arange(30, dtype=np.int32),
-        sampled=np.ones(30, np.bool_),
+        prompt_token_ids=np.full(100, seed, np.int32),
+        token_ids=np.arange(70, dtype=np.int32),
+        sampled=np.ones(70, np.bool_),
         log_mu=log_mu,
         log_pi=log_mu + sizes,
         weight_version=version_of(spans),
@@ -73,38 +75,54 @@ def response(spans: Any, before: float, after: float, seed: int) -> LoggedRespon
     )
 
 
-@pytest.mark.parametrize(("before", "is_changed"), [(0.3, True), (0.1, True), (0.05, False), (0.04, False)])
+@pytest.mark.parametrize(("before", "is_changed"), [(0.3, True), (0.15, True), (0.05, False), (0.04, False)])
 def test_the_level_where_recorded_versions_change_is_said_with_its_size(before: float, is_changed: bool) -> None:
     checks = VersionChecks()
     for seed in range(24):
-        checks.add(response((("7", 12), ("8", 30)) if seed % 2 else (("8", 30),), before, 0.04, seed))
+        checks.add(response((("7", 40), ("8", 70)) if seed % 2 else (("8", 70),), before, 0.04, seed))
     reading = checks.reading()
     assert reading is not None
     assert (reading.num_mixed, reading.num_recorded, reading.mixed_share) == (12, 24, 0.5)
     assert reading.is_level_changed == is_changed
     assert reading.rms_before == pytest.approx(before, rel=0.3)
+    assert reading.times_before == pytest.approx(before / 0.04, rel=0.3)
     [finding] = checks.findings()
     assert "the weights change within 12 of 24 responses" in finding.sentence
     assert ("no clear difference" in finding.sentence) == (not is_changed)
+    assert ("times as large before the last change as after it" in finding.sentence) == is_changed
+
+
+def test_a_rise_is_said_the_other_way_round() -> None:
+    checks = VersionChecks()
+    for seed in range(24):
+        checks.add(response((("7", 40), ("8", 70)), 0.03, 0.3, seed))
+    assert "times as large after the last change as before it" in next(checks.findings()).sentence
 
 
 @dataclass(frozen=True)
 class SureText:
-    """Responses whose tokens are mostly sure, and ever more of them; the errors of rounding move logits by a hundredth,
-    at sure tokens by more, and log-probs of one token in three are nearer to 0 than what stores them resolves.
+    """Responses whose tokens are mostly sure, and ever more of them; rounding moves logits by a hundredth, at sure
+    tokens by more, and log-probs of one token in three are nearer to 0 than what stores them resolves.
     """
 
     times: float = 1.0
     """The level before the change over that after it."""
-    growth: float = 1.0
-    """Along the response."""
     change: int | None = None
     """Where the weights change; None: at a place of each response's own, in its middle half."""
-    length: tuple[int, int] = (60, 120)
+    length: tuple[int, int] = (80, 140)
+    growth: Callable[[Floats], Any] = np.ones_like
+    """Of d along the places of the response."""
     turns_sure: bool = False
     """Behind the change, all at once."""
     equal_share: float = 0.0
     """Of tokens whose log-probs are equal bit for bit."""
+    decimals: int = 12
+    """Of the stored log-probs."""
+    num_prompts: int = 1000
+    tool: int = 0
+    """Tokens that a tool writes at the change, along which d grows in proportion to the context."""
+    older: int = 0
+    """Tokens before the last version but one, of a version that is eight times as far off."""
 
     def response(self, seed: int) -> LoggedResponse:
         random = np.random.default_rng(seed)
@@ -114,21 +132,27 @@ class SureText:
         unsure = 10 ** -random.uniform(0.3, 2 + 2 * places / length)
         if self.turns_sure:
             unsure = np.where(places < change, unsure, unsure * 0.03)
-        sizes = 0.01 * np.where(places < change, self.times, 1.0) * self.growth ** (places / length)
+        sizes = 0.01 * np.where(places < change, self.times, 1.0) * self.growth(places.astype(np.float64))
+        sizes = (
+            sizes * np.where(places < self.older, 8, 1) * np.where(places < change, 1, 1 + self.tool / (150 + places))
+        )
         errors = sizes * unsure**0.6 * random.standard_normal(length)
         is_beyond = random.random(length) < 1 / 3
         unsure, errors = np.where(is_beyond, 1e-6, unsure), np.where(is_beyond, 1e-7, errors)
         errors[random.random(length) < self.equal_share] = 0
         log_mu = np.log1p(-unsure)
+        log_pi = np.minimum(log_mu + errors, -1e-9)
+        gap = [change] * self.tool
+        versions = [("6", self.older)] if self.older else []
         return LoggedResponse(
             where=f"line {seed}",
-            prompt_token_ids=np.array([1], np.int32),
-            token_ids=np.arange(length, dtype=np.int32),
-            sampled=np.ones(length, np.bool_),
-            log_mu=log_mu,
-            log_pi=np.minimum(log_mu + errors, -1e-9),
+            prompt_token_ids=np.full(150, seed % self.num_prompts, np.int32),
+            token_ids=np.zeros(length + self.tool, dtype=np.int32),
+            sampled=np.insert(np.ones(length, np.bool_), gap, False),
+            log_mu=np.insert(log_mu.round(self.decimals), gap, np.nan),
+            log_pi=np.insert(log_pi.round(self.decimals), gap, np.nan),
             weight_version="7-8",
-            weight_spans=(("7", change), ("8", length)),
+            weight_spans=(*versions, ("7", change), ("8", length + self.tool)),
         )
 
     def reading(self, number: int = 24, first: int = 0) -> VersionReading:
@@ -144,11 +168,23 @@ def reading_of(responses: Iterable[LoggedResponse]) -> VersionReading:
     return reading
 
 
+def first_eight(places: Floats) -> Floats:
+    return np.where(places < 8, 8.0, 1.0)
+
+
+def with_the_context(places: Floats) -> Floats:
+    return (150 + places) / 150
+
+
+def from_the_middle(places: Floats) -> Floats:
+    return np.interp(places, [60, 220], [1.0, 6.0])
+
+
 @pytest.mark.parametrize("equal_share", [0.0, 0.2])
-@pytest.mark.parametrize("times", [3.0, 1 / 3])
+@pytest.mark.parametrize("times", [3.5, 1 / 3.5])
 def test_a_change_shows_in_a_text_whose_tokens_are_mostly_sure(times: float, equal_share: float) -> None:
     """The mean squares of all tokens hang on the few unsure ones, of which the beginnings have more."""
-    reading = SureText(times, equal_share=equal_share).reading()
+    reading = SureText(times, equal_share=equal_share).reading(40)
     assert reading.is_level_changed
     assert reading.times_before == pytest.approx(times, rel=0.4)
 
@@ -156,55 +192,69 @@ def test_a_change_shows_in_a_text_whose_tokens_are_mostly_sure(times: float, equ
 @pytest.mark.parametrize(
     "text",
     [
-        *(SureText(growth=growth, change=change) for growth in (0.25, 4.0) for change in (None, 40)),
         SureText(turns_sure=True),
+        SureText(turns_sure=True, decimals=4),
         SureText(length=(20, 30)),
+        SureText(growth=with_the_context),
+        SureText(growth=first_eight, change=20),
+        SureText(growth=from_the_middle, change=60, length=(220, 221)),
+        SureText(tool=900),
+        SureText(older=20, change=45, length=(100, 101)),
+        SureText(1.3),
     ],
-    ids=str,
+    ids=("turns sure", "decimals", "short", "context", "first eight", "growth sets in", "tool", "older", "small"),
 )
-def test_a_text_that_grows_sure_and_rounding_that_grows_are_no_change(text: SureText) -> None:
-    assert not any(text.reading(first=first).is_level_changed for first in range(0, 144, 24))
+def test_what_a_sound_text_and_rounding_that_grows_show_is_no_change(text: SureText) -> None:
+    assert not any(text.reading(100, first).is_level_changed for first in (0, 100, 200))
 
 
-def test_few_short_responses_show_no_change_by_chance() -> None:
-    text = SureText(length=(12, 16))
-    assert not any(text.reading(8, first).is_level_changed for first in range(0, 240, 8))
+@pytest.mark.parametrize("length", [(1, 2), (2, 3), (3, 4)])
+def test_of_responses_too_short_for_a_level_none_is_given(length: tuple[int, int]) -> None:
+    reading = SureText(length=length, change=1).reading(300)
+    assert (reading.times_before, reading.is_level_changed) == (None, False)
 
 
-def test_growth_that_sets_in_where_the_weights_change_is_no_change() -> None:
-    """Among the tokens near the change it is small, in responses of thousands."""
-    responses = []
-    for seed in range(24):
-        each = SureText(length=(4000, 4001), change=2000).response(seed)
-        assert each.log_pi is not None
-        assert each.log_mu is not None
-        grown = (each.log_pi - each.log_mu) * np.interp(np.arange(4000), [2000, 3000], [1, 6])
-        responses.append(replace(each, log_pi=np.minimum(each.log_mu + grown, -1e-9)))
-    assert not reading_of(responses).is_level_changed
-
-
-def test_a_difference_of_less_than_a_half_is_no_clear_one_however_sure() -> None:
-    reading = SureText(1.3).reading(400)
-    assert not reading.is_level_changed
-    assert reading.times_before == pytest.approx(1.3, rel=0.1)
+def test_few_responses_show_no_change_by_chance() -> None:
+    text = SureText(length=(40, 50))
+    assert not any(text.reading(8, first).is_level_changed for first in range(0, 480, 8))
 
 
 @pytest.mark.parametrize(("number", "is_changed"), [(7, False), (8, True)])
 def test_a_change_takes_eight_responses(number: int, is_changed: bool) -> None:
-    assert SureText(12.0).reading(number).is_level_changed == is_changed
+    assert SureText(20.0, change=50).reading(number).is_level_changed == is_changed
+
+
+@pytest.mark.parametrize(("num_prompts", "is_changed"), [(3, False), (4, True)])
+def test_a_change_takes_four_prompts(num_prompts: int, is_changed: bool) -> None:
+    """The responses to one may share most of their tokens."""
+    assert SureText(20.0, change=50, num_prompts=num_prompts).reading(80).is_level_changed == is_changed
+
+
+def test_copies_of_a_response_make_no_change_sure() -> None:
+    text = SureText(num_prompts=5, length=(40, 50))
+    logs = ([text.response(seed) for seed in range(5 * log, 5 * log + 5)] * 20 for log in range(30))
+    assert not any(reading_of(log).is_level_changed for log in logs)
 
 
 def test_a_response_that_is_off_throughout_is_no_change() -> None:
-    """One in three is, and its change is recorded late in it: what is compared is each response with itself."""
-    usual, early = ([SureText(change=at).response(seed) for seed in range(24)] for at in (50, 10))
-    off = [replace(each, log_pi=each.log_mu + 8 * (each.log_pi - each.log_mu)) for each in usual[1::3]]
-    assert not reading_of([*off, *early[0::3], *early[2::3]]).is_level_changed
+    """Two in three are off, and unsure; the others turn sure at the change."""
+    sound = [SureText(turns_sure=True).response(seed) for seed in range(40)]
+    unsure = [SureText(length=(140, 141), change=20).response(seed) for seed in range(40, 120)]
+    off = [replace(each, log_pi=each.log_mu + 8 * (each.log_pi - each.log_mu)) for each in unsure]
+    assert not reading_of([*off, *sound]).is_level_changed
+
+
+def test_a_change_in_the_later_part_of_a_long_log_counts() -> None:
+    responses = [SureText(1.0 if seed < 2000 else 8.0).response(seed) for seed in range(4000)]
+    times = reading_of(responses).times_before
+    assert times is not None
+    assert times > 2
 
 
 def test_a_log_of_single_versions_has_no_finding() -> None:
     checks = VersionChecks()
     for seed in range(24):
-        checks.add(response((("8", 30),), 0.3, 0.04, seed))
+        checks.add(response((("8", 70),), 0.3, 0.04, seed))
     assert not list(checks.findings())
     assert checks.reading() is not None
     assert not VersionChecks().reading()

@@ -287,8 +287,9 @@ def _versions(versions: VersionReading) -> Table:
             ["rms d before the last change, nats", write_number(versions.rms_before)],
             ["rms d after it, nats", write_number(versions.rms_after)],
         ]
-    if versions.times_before is not None:
-        rows.append(["d before over d after it, at tokens as sure", f"{write_number(versions.times_before)} times"])
+    if versions.is_level_changed and versions.times_before is not None:
+        ratio = write_number(versions.times_before)
+        rows.append(["d before over d after it, at tokens of like probability", ratio])
     return Table("Weights within responses, as recorded", ["", "number"], rows)
 
 

@@ -13,7 +13,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.pair_totals import rms_by_sequence
 from mismatch_probe.stats.results import Conditioning, Estimate, RoutingCheck
-from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, TokenPair, difference
+from mismatch_probe.stats.sequences import Floats, Ints, Mask, TokenPair, difference
 
 LEAST_SENSITIVITY = 0.03
 UNCERTAIN = 0.1
@@ -271,13 +271,14 @@ SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
 """1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
 
 
-def sizes_by_sureness(log_mu: Reals, log_pi: Reals) -> tuple[Mask, Floats, Floats]:
+def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
     """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
     text that grows sure is no change.
     """
-    unsure = -(np.expm1(log_mu.astype(np.float64)) + np.expm1(log_pi.astype(np.float64))) / 2
+    pair = disagreement.pair
+    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
     is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
-    sizes = np.log(np.maximum(np.abs(difference(log_pi, log_mu)) / unsure, 1e-300))
+    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
     kinds = _class_of(unsure)
     medians = np.zeros(kinds.max(initial=0) + 1)
     for kind in np.unique(kinds[is_moved]):
