@@ -1,13 +1,14 @@
 """Versions of the weights of a response's parts: every shape in which systems write them, and what is no such shape."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mismatch_probe.errors import UsageError
+from mismatch_probe.logs import weight_versions
 from mismatch_probe.logs.row import Row
 from mismatch_probe.logs.weight_versions import VersionChecks, has_several_versions, version_of, weight_spans
 from mismatch_probe.records.log_readings import VersionReading
@@ -112,13 +113,19 @@ class SureText:
     length: tuple[int, int] = (80, 140)
     growth: Callable[[Floats], Any] = np.ones_like
     """Of d along the places of the response."""
+    spread: float = 0.0
+    """Of the logarithm of the level of each part of each response."""
+    surest: float = 2.0
+    """Nines of the surest tokens at the beginning; half of those at the end."""
     turns_sure: bool = False
     """Behind the change, all at once."""
     equal_share: float = 0.0
     """Of tokens whose log-probs are equal bit for bit."""
     decimals: int = 12
     """Of the stored log-probs."""
-    num_prompts: int = 1000
+    num_prompts: int = 5000
+    prompt: int = 1000
+    """Its tokens."""
     tool: int = 0
     """Tokens that a tool writes at the change, along which d grows in proportion to the context."""
     older: int = 0
@@ -129,13 +136,13 @@ class SureText:
         length = int(random.integers(*self.length))
         change = int(random.integers(length // 4, 3 * length // 4)) if self.change is None else self.change
         places = np.arange(length)
-        unsure = 10 ** -random.uniform(0.3, 2 + 2 * places / length)
+        unsure = 10 ** -random.uniform(0.3, self.surest + self.surest * places / length)
         if self.turns_sure:
             unsure = np.where(places < change, unsure, unsure * 0.03)
         sizes = 0.01 * np.where(places < change, self.times, 1.0) * self.growth(places.astype(np.float64))
-        sizes = (
-            sizes * np.where(places < self.older, 8, 1) * np.where(places < change, 1, 1 + self.tool / (150 + places))
-        )
+        by_tool = np.where(places < change, 1, 1 + self.tool / (self.prompt + places))
+        own = np.exp(self.spread * random.standard_normal(2))[(places >= change).astype(np.int64)]
+        sizes = sizes * np.where(places < self.older, 8, 1) * by_tool * own
         errors = sizes * unsure**0.6 * random.standard_normal(length)
         is_beyond = random.random(length) < 1 / 3
         unsure, errors = np.where(is_beyond, 1e-6, unsure), np.where(is_beyond, 1e-7, errors)
@@ -146,7 +153,7 @@ class SureText:
         versions = [("6", self.older)] if self.older else []
         return LoggedResponse(
             where=f"line {seed}",
-            prompt_token_ids=np.full(150, seed % self.num_prompts, np.int32),
+            prompt_token_ids=np.full(self.prompt, seed % self.num_prompts, np.int32),
             token_ids=np.zeros(length + self.tool, dtype=np.int32),
             sampled=np.insert(np.ones(length, np.bool_), gap, False),
             log_mu=np.insert(log_mu.round(self.decimals), gap, np.nan),
@@ -172,12 +179,16 @@ def first_eight(places: Floats) -> Floats:
     return np.where(places < 8, 8.0, 1.0)
 
 
+def twenty(places: Floats) -> Floats:
+    return np.full_like(places, 20)
+
+
 def with_the_context(places: Floats) -> Floats:
-    return (150 + places) / 150
+    return (20 + places) / 20
 
 
-def from_the_middle(places: Floats) -> Floats:
-    return np.interp(places, [60, 220], [1.0, 6.0])
+def along_the_middle(places: Floats) -> Floats:
+    return np.interp(places, [50, 150], [1.0, 4.0])
 
 
 @pytest.mark.parametrize("equal_share", [0.0, 0.2])
@@ -195,14 +206,13 @@ def test_a_change_shows_in_a_text_whose_tokens_are_mostly_sure(times: float, equ
         SureText(turns_sure=True),
         SureText(turns_sure=True, decimals=4),
         SureText(length=(20, 30)),
-        SureText(growth=with_the_context),
+        SureText(growth=with_the_context, prompt=20, length=(60, 70)),
         SureText(growth=first_eight, change=20),
-        SureText(growth=from_the_middle, change=60, length=(220, 221)),
-        SureText(tool=900),
-        SureText(older=20, change=45, length=(100, 101)),
+        SureText(growth=along_the_middle, change=100, length=(200, 201)),
+        SureText(tool=3000),
         SureText(1.3),
     ],
-    ids=("turns sure", "decimals", "short", "context", "first eight", "growth sets in", "tool", "older", "small"),
+    ids=("turns-sure", "decimals", "short", "context", "first-eight", "growth-near-it", "tool", "small"),
 )
 def test_what_a_sound_text_and_rounding_that_grows_show_is_no_change(text: SureText) -> None:
     assert not any(text.reading(100, first).is_level_changed for first in (0, 100, 200))
@@ -214,9 +224,23 @@ def test_of_responses_too_short_for_a_level_none_is_given(length: tuple[int, int
     assert (reading.times_before, reading.is_level_changed) == (None, False)
 
 
+def test_an_older_version_does_not_count_as_the_last_but_one() -> None:
+    times = SureText(older=30, change=60, length=(120, 121)).reading(100).times_before
+    assert times == pytest.approx(1, rel=0.2)
+
+
+def test_parts_with_few_tokens_that_show_a_level_do_not_count() -> None:
+    assert SureText(change=12).reading(100).times_before is None
+
+
+def test_where_most_log_probs_are_equal_nothing_is_clear() -> None:
+    assert SureText(6.0, equal_share=0.4).reading(100).is_level_changed
+    assert not SureText(6.0, equal_share=0.7).reading(100).is_level_changed
+
+
 def test_few_responses_show_no_change_by_chance() -> None:
-    text = SureText(length=(40, 50))
-    assert not any(text.reading(8, first).is_level_changed for first in range(0, 480, 8))
+    text = SureText(spread=0.5)
+    assert not any(text.reading(8, first).is_level_changed for first in range(0, 240, 8))
 
 
 @pytest.mark.parametrize(("number", "is_changed"), [(7, False), (8, True)])
@@ -231,22 +255,22 @@ def test_a_change_takes_four_prompts(num_prompts: int, is_changed: bool) -> None
 
 
 def test_copies_of_a_response_make_no_change_sure() -> None:
-    text = SureText(num_prompts=5, length=(40, 50))
+    text = SureText(num_prompts=5, spread=0.5)
     logs = ([text.response(seed) for seed in range(5 * log, 5 * log + 5)] * 20 for log in range(30))
     assert not any(reading_of(log).is_level_changed for log in logs)
 
 
 def test_a_response_that_is_off_throughout_is_no_change() -> None:
     """Two in three are off, and unsure; the others turn sure at the change."""
-    sound = [SureText(turns_sure=True).response(seed) for seed in range(40)]
-    unsure = [SureText(length=(140, 141), change=20).response(seed) for seed in range(40, 120)]
-    off = [replace(each, log_pi=each.log_mu + 8 * (each.log_pi - each.log_mu)) for each in unsure]
+    sound = [SureText(turns_sure=True, surest=1.0).response(seed) for seed in range(100)]
+    unsure = SureText(growth=twenty, surest=0.5, change=100, length=(200, 201))
+    off = [unsure.response(seed) for seed in range(200)]
     assert not reading_of([*off, *sound]).is_level_changed
 
 
-def test_a_change_in_the_later_part_of_a_long_log_counts() -> None:
-    responses = [SureText(1.0 if seed < 2000 else 8.0).response(seed) for seed in range(4000)]
-    times = reading_of(responses).times_before
+def test_a_change_in_the_later_part_of_a_long_log_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_versions, "_MOST_RESPONSES", 50)
+    times = reading_of(SureText(1.0 if seed < 50 else 8.0).response(seed) for seed in range(150)).times_before
     assert times is not None
     assert times > 2
 
