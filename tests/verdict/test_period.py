@@ -252,6 +252,7 @@ def test_too_short_a_context_has_no_block() -> None:
     assert period_of(with_prompts(np.full(40, 3), 0, even, tokens=12)) is None
 
 
+@pytest.mark.slow
 def test_a_faint_period_that_a_model_computes_is_named() -> None:
     """The demo checkpoint in BF16: a cache against one pass, where once in 16 places a state holds 0.015 of the one
     before.
