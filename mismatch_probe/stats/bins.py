@@ -261,6 +261,18 @@ def less_mean_of_row(sizes: Floats, rows: Ints) -> Floats:
     return np.asarray(sizes - (np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))[rows])
 
 
+def rises_of_rows(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
+    """By how much the sizes of each row rise, and the weight of that."""
+    parts = [(rows[of], sizes[of]) for of in (is_behind, ~is_behind)]
+    counts = [np.bincount(own, minlength=rows.max() + 1) for own, _ in parts]
+    behind, before = (
+        np.bincount(own, values, rows.max() + 1) / np.maximum(count, 1)
+        for (own, values), count in zip(parts, counts, strict=True)
+    )
+    weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
+    return np.where(weights > 0, behind - before, 0.0), weights
+
+
 _MOST_TURNS: Final = 256
 _TILTS: Final = np.geomspace(0.05, 20.0, 60)
 

@@ -232,6 +232,15 @@ def test_lines_of_a_form_are_no_faint_period(lengths: Ints) -> None:
         assert period_of(with_prompts(lengths, seed, of_form(2.5))) is None
 
 
+def test_lines_of_a_form_behind_prompts_of_one_length_are_none_below_fivefold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger is no form; behind prompts of other lengths threefold is asked."""
+    form = [with_prompts(np.full(24, 60), seed, of_form(3.5)) for seed in range(4)]
+    assert [period_of(log) for log in form] == [None] * 4
+    assert period_of(with_prompts(np.full(24, 60), 0, of_form(40.0))) is not None
+    monkeypatch.setattr(places, "BEYOND_FORM", places.OUTSTANDING)
+    assert any(period_of(log) is not None for log in form)
+
+
 def test_forms_of_two_tasks_are_none_where_they_happen_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind prompts of two lengths each task has its own lines, which may be at one phase of the context."""
     logs = [with_prompts(np.where(np.arange(24) % 2, 60, 64), seed, in_blocks(16, 5, 2.5)) for seed in range(4)]
@@ -246,6 +255,10 @@ def test_forms_of_two_tasks_are_none_where_they_happen_to_agree(monkeypatch: pyt
 def test_copies_of_responses_are_no_faint_period() -> None:
     for seed in range(6):
         assert period_of(with_prompts(MANY_LENGTHS[:12], seed, even, copies=8)) is None
+
+
+def test_fewer_than_256_tokens_have_no_faint_period() -> None:
+    assert period_of(with_prompts(MANY_LENGTHS[:12], 0, in_blocks(16, 5, 50.0), tokens=20)) is None
 
 
 def test_too_short_a_context_has_no_block() -> None:

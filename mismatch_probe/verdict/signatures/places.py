@@ -21,6 +21,7 @@ from mismatch_probe.stats.bins import (
     log_chance_of_turns,
     outstanding_phase,
     outstanding_place,
+    rises_of_rows,
     score_of_rest,
 )
 from mismatch_probe.stats.curves import step_over_growth
@@ -42,14 +43,14 @@ LEAST_PROMPTS = 3
 LEAST_AT_PHASE = 8
 """Tokens at one phase, uncertain ones."""
 
-OUTSTANDING = 3.0
-"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least."""
+OUTSTANDING, BEYOND_FORM = 3.0, 5.0
+"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and where all
+prompts have one length: tokens at one place of each line of a form reached 4.1 times the others as sure (SmolLM2)."""
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
-"""Times the size before it that a step has at least, and nats by which it is likelier than growth where it is no
-threefold one: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a
-step may as well be one of the response, as where its form changes.
-"""
+"""Times the size before it that a step has at least, and nats by which it is likelier than growth where it is below
+threefold: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a step
+may as well be one of the response, as where its form changes."""
 
 LEAST_PERIOD, BY_CHANCE, LEAST_OF_FAINT_REST = 1.5, 1e-6, 3.0
 """Of a period below threefold: times the size of the others, the chance of a log without one, and what
@@ -85,8 +86,12 @@ def period_of(disagreement: Disagreement) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts: threefold, or less and not by
     chance; None where none does.
     """
-    at_once = (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))
-    return next(filter(None, at_once), None) or _faint_period(disagreement)
+    sequences = disagreement.pair.sequences
+    clear = (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))
+    seams = next(filter(None, clear), None) or _faint_period(disagreement)
+    if seams is None or len(np.unique(sequences.spread(sequences.cluster_index)[seams.at_phase])) < LEAST_PROMPTS:
+        return None
+    return seams
 
 
 def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
@@ -96,10 +101,10 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
     places = disagreement.places[mask].astype(np.int64) - 1
     score, block, phase = outstanding_phase(sizes, places, _blocks_of(places), LEAST_AT_PHASE)
     is_at = places % block == phase
-    if score < STANDARD_ERRORS or of_tokens.times(is_at) < OUTSTANDING:
+    may_be_form = np.ptp((places - sequences.positions[mask]) % block) == 0
+    if score < STANDARD_ERRORS or of_tokens.times(is_at) < (BEYOND_FORM if may_be_form else OUTSTANDING):
         return None
-    num_prompts = len(np.unique(sequences.cluster_index[rows[is_at]]))
-    if num_prompts < LEAST_PROMPTS or score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
+    if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
         return None
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
@@ -280,7 +285,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     ):
         return None
     is_behind = places >= place
-    rises, weights = _rises(sizes, is_behind, rows)
+    rises, weights = rises_of_rows(sizes, is_behind, rows)
     clusters = sequences.cluster_index[: rows.max() + 1]
     of_prompts = np.bincount(clusters, rises * weights, minlength=1), np.bincount(clusters, weights, minlength=1)
     has_both = of_prompts[1] > 0
@@ -334,18 +339,6 @@ def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> It
     from_end = own - sequences.spread(sequences.lengths)[is_seen]
     for other in (own, from_end):
         yield other, OF_ANOTHER_KIND if np.ptp(places - other) > ALIKE else 1.0
-
-
-def _rises(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
-    """By how much the sizes of each row rise, and the weight of that."""
-    parts = [(rows[of], sizes[of]) for of in (is_behind, ~is_behind)]
-    counts = [np.bincount(own, minlength=rows.max() + 1) for own, _ in parts]
-    behind, before = (
-        np.bincount(own, values, rows.max() + 1) / np.maximum(count, 1)
-        for (own, values), count in zip(parts, counts, strict=True)
-    )
-    weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
-    return np.where(weights > 0, behind - before, 0.0), weights
 
 
 def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
