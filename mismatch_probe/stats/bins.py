@@ -265,12 +265,12 @@ def rises_of_rows(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, F
     """By how much the sizes of each row rise, and the weight of that."""
     parts = [(rows[of], sizes[of]) for of in (is_behind, ~is_behind)]
     counts = [np.bincount(own, minlength=rows.max() + 1) for own, _ in parts]
-    behind, before = (
+    means = [
         np.bincount(own, values, rows.max() + 1) / np.maximum(count, 1)
         for (own, values), count in zip(parts, counts, strict=True)
-    )
+    ]
     weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
-    return np.where(weights > 0, behind - before, 0.0), weights
+    return np.where(weights > 0, means[0] - means[1], 0.0), weights
 
 
 _MOST_TURNS: Final = 256
@@ -289,10 +289,10 @@ def log_chance_of_turns(values: Floats, is_there: Mask, rows: Ints, units: Ints)
     turns = np.unique(np.linspace(0, lengths.max() - 1, min(int(lengths.max()), _MOST_TURNS)).astype(np.int64))
     sums: dict[int, Floats] = defaultdict(lambda: np.zeros(turns.size))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        there, own = is_there[start : start + length], values[start : start + length]
-        if there.any():
-            turned = np.fft.irfft(np.fft.rfft(there).conj() * np.fft.rfft(own), length)
-            sums[int(units[start])] += turned[turns % length]
+        is_at, own = is_there[start : start + length], values[start : start + length]
+        if is_at.any():
+            of_turns = np.fft.irfft(np.fft.rfft(is_at).conj() * np.fft.rfft(own), length)
+            sums[int(units[start])] += of_turns[turns % length]
     by_unit = np.array(list(sums.values()))
     total, variance = float(by_unit[:, 0].sum()), float(np.square(by_unit).mean(axis=1).sum())
     return min(_tail(by_unit, total, tilt * total / variance) for tilt in _TILTS)[1]

@@ -14,14 +14,14 @@ def values_of(seed: int) -> Floats:
     return less_mean_of_row(np.random.default_rng(seed).exponential(1.0, 480), ROWS)
 
 
-def turned(values: Floats, seed: int) -> Floats:
+def after_turns(values: Floats, seed: int) -> Floats:
     random = np.random.default_rng(seed)
     return np.concatenate([np.roll(row, random.integers(60)) for row in values.reshape(8, 60)])
 
 
 def as_often(values: Floats, is_there: Mask) -> float:
     total = values[is_there].sum()
-    return float(np.mean([turned(values, seed)[is_there].sum() >= total for seed in range(4000)]))
+    return float(np.mean([after_turns(values, seed)[is_there].sum() >= total for seed in range(4000)]))
 
 
 @pytest.mark.parametrize("nats", [0.4, 0.5, 0.6])

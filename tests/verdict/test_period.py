@@ -245,9 +245,9 @@ def test_forms_of_two_tasks_are_none_where_they_happen_to_agree(monkeypatch: pyt
     """Behind prompts of two lengths each task has its own lines, which may be at one phase of the context."""
     logs = [with_prompts(np.where(np.arange(24) % 2, 60, 64), seed, in_blocks(16, 5, 2.5)) for seed in range(4)]
     assert [period_of(log) for log in logs] == [None] * 4
-    turned_alone = bins.log_chance_of_turns
+    chance_alone = bins.log_chance_of_turns
     monkeypatch.setattr(
-        places, "log_chance_of_turns", lambda scores, is_at, rows, forms: turned_alone(scores, is_at, rows, rows)
+        places, "log_chance_of_turns", lambda scores, is_at, rows, forms: chance_alone(scores, is_at, rows, rows)
     )
     assert all(period_of(log) is not None for log in logs)
 
