@@ -215,7 +215,8 @@ def main() -> None:
             wrong = sum(map(is_accused, logs))
             print(f"{name}, {kind}: {wrong} of {len(logs)} accused", flush=True)
             accused, total = accused + wrong, total + len(logs)
-    for draw in (lines_of_a_form, noisy_by_length, agreeing_siblings, short_answers, single_prompt):
+    of_siblings = () if pools is computed else (agreeing_siblings, single_prompt)
+    for draw in (lines_of_a_form, noisy_by_length, short_answers, *of_siblings):
         randoms = [
             np.random.default_rng([flags.seed, number, *draw.__name__.encode()]) for number in range(flags.draws)
         ]
