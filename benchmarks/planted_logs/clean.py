@@ -133,7 +133,7 @@ def lines_of_a_form(random: Random, pools: Pools) -> Log:
         tokens = [unsure[pick(random, range(len(unsure)))] if place % 16 in at else sure[pick(random, range(len(sure)))]
                   for place in range(96)]  # fmt: skip
         ids, mu, pi = zip(*tokens, strict=True)
-        made.append(Response([*pool[index].prompt, *[7] * 64][:64], list(ids), np.array(mu), np.array(pi)))
+        made.append(Response([*pool[index % len(pool)].prompt, *[7] * 64][:64], list(ids), np.array(mu), np.array(pi)))
     return made
 
 

@@ -1,22 +1,26 @@
-"""Windows whose keys outside count a little less, and sound logs that look like them: see reports/planted-logs.md.
+"""Windows whose keys outside count a little less, weak periods, and sound logs that look like either: see
+reports/planted-logs.md.
 
-    python -m benchmarks.planted_logs.windows SCRATCH --smollm2 build/real/smollm2 --draws 12
+    python -m benchmarks.planted_logs.windows SCRATCH --smollm2 build/real/smollm2 --draws 12 --periods 4
 
-The windows are computed by SmolLM2 (`computed`); the sound logs are drawn from what vLLM and the training path computed
-(two runs of `compare` in SCRATCH), as they are and changed so that the deviation, or how sure the texts are, changes
-along the context. All are judged by the function that the signature calls, which says what it found.
+Windows and periods are computed by SmolLM2 (`computed`); the sound logs are drawn from what vLLM and the training path
+computed (two runs of `compare` in SCRATCH; without them, from what transformers computes of the demo checkpoint and of
+SmolLM2), as they are and changed so that the deviation, or how sure the texts are, changes along the context or with
+lines of a form. All are judged by the functions that the signatures call, which say what they found.
 """
 
 import argparse
 import pickle
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.planted_logs import places
-from benchmarks.planted_logs.base import Floats, Log, Response, read_run, some
+from benchmarks.planted_logs.base import Floats, Log, Response, pick, read_run, some
 from benchmarks.planted_logs.clean import (
     agreeing_siblings,
     lines_of_a_form,
@@ -24,11 +28,13 @@ from benchmarks.planted_logs.clean import (
     short_answers,
     single_prompt,
 )
-from benchmarks.planted_logs.computed import Fault
+from benchmarks.planted_logs.computed import SOUND as NO_FAULT
+from benchmarks.planted_logs.computed import Fault, scored
 from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import Random
 from benchmarks.planted_logs.oracle import disagreement_of, growing_sure, with_coarse_zeros, with_tails
-from mismatch_probe.verdict.signatures.places import onset_of
+from benchmarks.planted_logs.places import MIXED, Setting, once, sided
+from mismatch_probe.verdict.signatures.places import Period, onset_of, period_of
 
 LESS = (0.5, 0.5, 0.25, 1.0)
 """Nats by which keys outside count less."""
@@ -72,6 +78,35 @@ def changing_text(*, grows_sure: bool) -> Change:
     return change
 
 
+def lines_of_tokens(num_tasks: int, num_lengths: int) -> Change:
+    """Lines of 16, 24 or 32 tokens whose form puts one token, of those that come often, at some of its places; prompts
+    of each task have so many lengths. Sizes are those of the token wherever it stood.
+    """
+
+    def change(random: Random, log: Log) -> Log:
+        sizes = defaultdict(list)
+        for response in log:
+            for token in zip(response.ids, response.mu, response.pi, strict=True):
+                sizes[token[0]].append(token)
+        often = [own for own in sizes.values() if len(own) >= 6]
+        every = [token for own in sizes.values() for token in own]
+        block, share = pick(random, (16, 24, 32)), (0.2, 0.5, 1.0)[pick(random, (0, 1, 2))]
+        tasks = [
+            [often[pick(random, range(len(often)))] if random.random() < share else every for _ in range(block)]
+            for _ in range(num_tasks)
+        ]
+        begins = random.integers(40, 100, (num_tasks, num_lengths))
+        made = []
+        for number in range(int(random.integers(12, 48))):
+            form, length = tasks[number % num_tasks], begins[number % num_tasks, number // num_tasks % num_lengths]
+            tokens = [form[place % block] for place in range(int(random.integers(64, 160)))]
+            ids, mu, pi = zip(*(own[int(random.integers(len(own)))] for own in tokens), strict=True)
+            made.append(Response([number, *[7] * int(length - 1)], list(ids), np.array(mu), np.array(pi)))
+        return made
+
+    return change
+
+
 SOUND: dict[str, Change] = {
     "as it is": lambda _, log: log,
     "heavy tails": with_tails,
@@ -86,7 +121,64 @@ SOUND: dict[str, Change] = {
     "texts that grow sure": lambda _, log: growing_sure(log),
     "texts that are unsure from a place on": changing_text(grows_sure=False),
     "texts that are sure from a place on": changing_text(grows_sure=True),
+    "lines of tokens, prompts of one length": lines_of_tokens(1, 1),
+    "lines of tokens, two tasks of one length each": lines_of_tokens(2, 1),
+    "lines of tokens, four tasks of one length each": lines_of_tokens(4, 1),
+    "lines of tokens, many lengths": lines_of_tokens(1, 20),
 }
+
+
+def of_many_lengths(random: Random, smollm2: Path | None) -> Setting:
+    """A setting whose prompts are cut so that hardly two are as long."""
+    setting = Setting(random, smollm2)
+    setting.prompts = [prompt[int(random.integers(min(24, len(prompt) - 8))) :] for prompt in setting.prompts]
+    return setting
+
+
+def judge_periods(random: Random, setting: Setting, mixed: float) -> Log:
+    """A sound log, in which the training path's states hold a part of the one before once in a block, for each block;
+    the sound log is handed back.
+    """
+    log = setting.log(NO_FAULT, NO_FAULT, int(random.integers(2**30)))
+    print(f"{setting.words}, sound: {words_on(period_of(disagreement_of(log)))}", flush=True)
+    for block in (16, 24, 32, 48):
+        phase = int(random.integers(block))
+        fault = Fault(block=block, phase=phase, mixed=mixed)
+        key = (setting.folder.name, [(response.prompt, response.ids) for response in log], fault)
+        moved = once(partial(scores_of, setting.model, log, fault), *key)
+        with_fault = [replace(response, pi=pi) for response, pi in zip(log, moved, strict=True)]
+        shown = words_on(period_of(disagreement_of(with_fault)))
+        print(f"every {block} from {(phase + 1) % block}, {mixed:g} of a state: {shown}", flush=True)
+    return log
+
+
+def scores_of(model: object, log: Log, fault: Fault) -> list[Floats]:
+    return [scored(model, response.prompt, response.ids, fault) for response in log]
+
+
+def words_on(seams: Period | None) -> str:
+    return "nothing" if seams is None else f"every {seams.block} from {seams.phase}, {seams.times:.2g} times"
+
+
+def pools_of(scratch: Path, computed: dict[str, Log]) -> dict[str, Log]:
+    """What the sound logs are drawn from."""
+    if not (scratch / "demo").exists():
+        return computed
+    kept = scratch / "vllm.pickle"
+    if not kept.exists():
+        kept.write_bytes(pickle.dumps({name: read_run(scratch / name) for name in ("demo", "smollm2")}))
+    pools: dict[str, Log] = pickle.loads(kept.read_bytes())
+    return pools
+
+
+def is_accused(log: Log) -> bool:
+    disagreement = disagreement_of(log)
+    step, seams = onset_of(disagreement), period_of(disagreement)
+    if seams is not None:
+        print(f"accused: {words_on(seams)}", flush=True)
+    if step is not None:
+        print(f"accused: place {step.place}, {step.times:.2g} times", flush=True)
+    return step is not None or seams is not None
 
 
 def main() -> None:
@@ -94,36 +186,41 @@ def main() -> None:
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--smollm2", type=Path, default=Path("build/real/smollm2"))
     parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--periods", type=int, default=0, help="Logs of either model, each with four periods.")
     parser.add_argument("--draws", type=int, default=12, help="Of each kind of sound log, and of either model.")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     places._folder[:] = [flags.scratch / "computed"]
+    computed: dict[str, Log] = {"demo": [], "smollm2": []}
+    for number in range(flags.periods):
+        random = np.random.default_rng([flags.seed, 1, number])
+        for name, folder in (("demo", None), ("smollm2", flags.smollm2)):
+            setting = (of_many_lengths if number % 4 else Setting)(random, folder)
+            computed[name] += judge_periods(random, setting, MIXED[0] if folder else MIXED[0] / 4)
     for number in range(flags.windows):
         random = np.random.default_rng([flags.seed, number])
-        setting, side, less = places.Setting(random, flags.smollm2), ("mu", "pi")[number % 2], LESS[number % 4]
+        setting, side, less = Setting(random, flags.smollm2), ("mu", "pi")[number % 2], LESS[number % 4]
         begins = sorted(len(prompt) for prompt in setting.prompts)
         first = int(random.integers(begins[len(begins) // 2] + 16, begins[-1] + setting.tokens - 24))
-        log = setting.log(*places.sided(Fault(window=first, less=less), side), int(random.integers(2**30)))
+        log = setting.log(*sided(Fault(window=first, less=less), side), int(random.integers(2**30)))
         onset = onset_of(disagreement_of(log))
         shown = "nothing" if onset is None else f"place {onset.place}, {onset.times:.2g} times"
         print(f"window of {side}, {less:g} nats less, place {first + 1}: {shown}", flush=True)
-    kept = flags.scratch / "vllm.pickle"
-    if not kept.exists():
-        kept.write_bytes(pickle.dumps({name: read_run(flags.scratch / name) for name in ("demo", "smollm2")}))
-    pools: dict[str, Log] = pickle.loads(kept.read_bytes())
+    pools = pools_of(flags.scratch, computed)
     accused = total = 0
     for kind, change in SOUND.items():
         for name, pool in pools.items():
             random = np.random.default_rng([flags.seed, *kind.encode(), *name.encode()])
             logs = [change(random, some(random, pool, int(random.integers(16, 90)))) for _ in range(flags.draws)]
-            wrong = sum(onset_of(disagreement_of(log)) is not None for log in logs)
+            wrong = sum(map(is_accused, logs))
             print(f"{name}, {kind}: {wrong} of {len(logs)} accused", flush=True)
             accused, total = accused + wrong, total + len(logs)
-    for draw in (lines_of_a_form, noisy_by_length, agreeing_siblings, short_answers, single_prompt):
+    of_siblings = () if pools is computed else (agreeing_siblings, single_prompt)
+    for draw in (lines_of_a_form, noisy_by_length, short_answers, *of_siblings):
         randoms = [
             np.random.default_rng([flags.seed, number, *draw.__name__.encode()]) for number in range(flags.draws)
         ]
-        wrong = sum(onset_of(disagreement_of(draw(random, pools))) is not None for random in randoms)
+        wrong = sum(is_accused(draw(random, pools)) for random in randoms)
         print(f"{draw.__name__.replace('_', ' ')}: {wrong} of {flags.draws} accused", flush=True)
         accused, total = accused + wrong, total + flags.draws
     low, high = binomial(accused, total)

@@ -201,42 +201,65 @@ def _cause_of_rounding(bench: SideBench) -> Iterator[Cause]:
 
 def _causes_without_hypothesis(bench: SideBench, result: SearchResult) -> list[Cause]:
     """What shows without a hypothesis: other texts, no agreement with itself, places of the context; else nothing."""
-    nameless = [*_nameless(bench, result)]
     has_hypothesis = result.explained_by is not None and result.explained_by is not result.null
-    if has_hypothesis or any(cause.code != Code.UNEXPLAINED for cause in nameless):
+    fault = (
+        None if has_hypothesis
+        else _fault_at_places(SIDES[bench.side], bench.tokens, bench.judge, result.null.account, bench.dtype)
+    )  # fmt: skip
+    nameless = [*_nameless(bench, result, fault)]
+    if fault is None or fault.is_open or any(cause.code != Code.UNEXPLAINED for cause in nameless):
         return nameless
-    cause = cause_at_places(SIDES[bench.side], bench.tokens, bench.judge, result.null.account, bench.dtype)
-    if cause is None:
-        return nameless
-    evidence = [*cause.evidence, _left_by("as declared", result.null.trial)]
-    return [cause.model_copy(update={"evidence": evidence, "advice": [Code.by_name(cause.code).entry.in_a_log]})]
+    evidence = [*fault.cause.evidence, _left_by("as declared", result.null.trial)]
+    return [
+        fault.cause.model_copy(update={"evidence": evidence, "advice": [Code.by_name(fault.cause.code).entry.in_a_log]})
+    ]
 
 
 def cause_at_places(side: str, tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Cause | None:
-    """The cause, where a side departs from the checkpoint once in every block of the context, or from a place on.
+    """The cause, where a side departs from the checkpoint once in every block of the context, or from a place on."""
+    fault = _fault_at_places(side, tokens, judge, null, dtype)
+    return None if fault is None or fault.is_open else fault.cause
 
-    None where the side departs at the other places too, which is more than a fault at places. Behind prompts of one
-    length a period may be one of the response, as rows of a table have; it is not named.
-    """
+
+@dataclass(frozen=True)
+class _FaultAtPlaces:
+    cause: Cause
+    alike: str | None
+    """What is said where all prompts have one length: the places may be the response's."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not named: rows of a table have a period too, in the response."""
+        return self.alike is not None and self.cause.code == Code.PERIOD
+
+    @property
+    def open_lines(self) -> list[str]:
+        return [] if self.alike is None else [self.cause.evidence[0], self.alike]
+
+
+def _fault_at_places(
+    side: str, tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype
+) -> _FaultAtPlaces | None:
+    """None where the side departs at the other places too, which is more than a fault at places."""
     disagreement = _from_checkpoint(tokens, judge, null, dtype)
     if disagreement is None:
         return None
     prompt_lengths = [len(sequence.prompt_token_ids) for sequence in tokens.sequences]
     has_one_length = len(set(prompt_lengths)) == 1
+    alike = f"every prompt has {write_count(prompt_lengths[0])} tokens: it may be a place of the response"
     places = tokens.places + np.repeat(prompt_lengths, tokens.lengths)
     if (seams := period_of(disagreement)) is not None:
-        if has_one_length:
-            return None
         is_there, cause = places % seams.block == seams.phase, cause_of_period(disagreement, seams, _capital(side))
     elif (step := onset_of(disagreement)) is not None:
-        alike = f"every prompt has {write_count(prompt_lengths[0])} tokens: it may be a place of the response"
         cause = cause_of_onset(disagreement, step, _capital(side), [alike] if has_one_length else [])
         is_there = places >= step.place
     else:
         return None
     units_elsewhere = (judge.residual(null) / null.unit)[judge.is_counted & ~is_there]
     units_elsewhere = units_elsewhere[np.isfinite(units_elsewhere)]
-    return cause if np.sqrt(trimmed_mean(units_elsewhere**2)) < _OFF_FLOORS else None
+    if np.sqrt(trimmed_mean(units_elsewhere**2)) >= _OFF_FLOORS:
+        return None
+    return _FaultAtPlaces(cause, alike if has_one_length else None)
 
 
 def _from_checkpoint(tokens: LoggedTokens, judge: Judge, null: Account, dtype: Dtype) -> Disagreement | None:
@@ -264,8 +287,10 @@ def _as_declared(bench: SideBench, result: SearchResult) -> Cause:
     return Cause.of(Code.AS_DECLARED, evidence, side=SIDES[bench.side])
 
 
-def _nameless(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
-    """What no hypothesis explains, and whether the side agrees with itself."""
+def _nameless(bench: SideBench, result: SearchResult, fault: _FaultAtPlaces | None) -> Iterator[Cause]:
+    """What no hypothesis explains, and whether the side agrees with itself. Where the departure stands once in every
+    block, how it lies along the response says nothing.
+    """
     if result.explained_by is not None:
         return
     strangers = find_unrelated(bench.tokens, bench.judge, result.null.account)
@@ -285,7 +310,11 @@ def _nameless(bench: SideBench, result: SearchResult) -> Iterator[Cause]:
     lines = [
         _left_by("as declared", result.null.trial),
         *_best_attempts(result),
-        *where(bench.tokens, bench.judge, result.null.account),
+        *(
+            fault.open_lines
+            if fault is not None and fault.is_open
+            else where(bench.tokens, bench.judge, result.null.account)
+        ),
     ]
     spread = f"{write_number(spreads.spread_floors)} times the floor"
     if spreads.disagree:

@@ -1,11 +1,12 @@
-"""Bins of position and of any label a token carries, and the deviation inside bins of confidence."""
+"""Bins of position and of any label a token carries, places that stand out, and deviations in bins of confidence."""
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -205,3 +206,103 @@ def _rms_by_label(leg: Reals, reference: Reals | None, labels: Labels, num_bins:
     squares = np.bincount(labels, weights=difference(leg, reference) ** 2, minlength=num_bins)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.sqrt(squares / np.bincount(labels, minlength=num_bins)))
+
+
+def outstanding_phase(sizes: Floats, places: Ints, blocks: Sequence[int], least: int) -> tuple[float, int, int]:
+    """By how many standard errors the sizes at the phase that stands out most lie above the others, its block and it;
+    of phases with at least so many tokens.
+    """
+    best = (0.0, 1, 1)
+    for block in blocks:
+        counts = np.bincount(places % block, minlength=block)
+        means = np.bincount(places % block, sizes, minlength=block) / np.maximum(counts, 1)
+        errors = max(sizes.std(), 1e-12) / np.sqrt(np.maximum(counts, 1))
+        scores = np.where(counts >= least, (means - sizes.mean()) / errors, 0)
+        best = max(best, (float(scores.max()), block, int(scores.argmax())))
+    return best
+
+
+def score_of_rest(sizes: Floats, numbers: Ints, is_at: Mask) -> float:
+    """The same of these tokens without those of the block, by number, that shows it most; 0 where none remains."""
+    rest = is_at & (numbers != np.bincount(numbers[is_at], sizes[is_at]).argmax())
+    others = sizes[~is_at]
+    return float((sizes[rest].mean() - others.mean()) / others.std() * np.sqrt(rest.sum())) if rest.any() else 0.0
+
+
+_MOST_PLACES: Final = 2048
+
+
+def outstanding_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
+    """The place from which on sizes of the same responses rise most surely, and by how many standard errors."""
+    candidates = np.unique(places)[1:]
+    if not candidates.size:
+        return 0, 0.0
+    if candidates.size > _MOST_PLACES:
+        candidates = candidates[np.linspace(0, candidates.size - 1, _MOST_PLACES).astype(np.int64)]
+    pulls, weights = np.zeros(candidates.size), np.zeros(candidates.size)
+    ends = np.flatnonzero(np.diff(rows, append=rows[-1] + 1)) + 1
+    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        before = np.searchsorted(places[start:end], candidates)
+        sums = np.concatenate([[0.0], np.cumsum(sizes[start:end])])
+        after = end - start - before
+        weight = before * after / (end - start)
+        has_both = weight > 0
+        rise = (sums[-1] - sums[before]) / np.maximum(after, 1) - sums[before] / np.maximum(before, 1)
+        pulls += np.where(has_both, rise * weight, 0)
+        weights += weight
+    spread = float(np.std(less_mean_of_row(sizes, rows)))
+    scores = pulls / np.sqrt(np.maximum(weights, 1e-12)) / max(spread, 1e-12)
+    best = int(scores.argmax())
+    return int(candidates[best]), float(scores[best])
+
+
+def less_mean_of_row(sizes: Floats, rows: Ints) -> Floats:
+    """Less the mean of the row."""
+    return np.asarray(sizes - (np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))[rows])
+
+
+def rises_of_rows(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
+    """By how much the sizes of each row rise, and the weight of that."""
+    parts = [(rows[of], sizes[of]) for of in (is_behind, ~is_behind)]
+    counts = [np.bincount(own, minlength=rows.max() + 1) for own, _ in parts]
+    means = [
+        np.bincount(own, values, rows.max() + 1) / np.maximum(count, 1)
+        for (own, values), count in zip(parts, counts, strict=True)
+    ]
+    weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
+    return np.where(weights > 0, means[0] - means[1], 0.0), weights
+
+
+_MOST_TURNS: Final = 256
+_TILTS: Final = np.geomspace(0.05, 20.0, 60)
+
+
+def log_chance_of_turns(values: Floats, is_there: Mask, rows: Ints, units: Ints) -> float:
+    """The log of the chance that values of these tokens add up to as much, had the values of each row been turned round
+    in it by a number of tokens at random, the same in all rows of a unit. What repeats or is a copy stays so.
+
+    values [T], whose mean is 0 in each row; rows [T], in order; units [T]: of each row. The tail is that of the
+    saddlepoint [Bahadur and Rao 1960, Annals of Mathematical Statistics 31:1015].
+    """
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    lengths = np.diff(np.append(starts, rows.size))
+    turns = np.unique(np.linspace(0, lengths.max() - 1, min(int(lengths.max()), _MOST_TURNS)).astype(np.int64))
+    sums: dict[int, Floats] = defaultdict(lambda: np.zeros(turns.size))
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        is_at, own = is_there[start : start + length], values[start : start + length]
+        if is_at.any():
+            of_turns = np.fft.irfft(np.fft.rfft(is_at).conj() * np.fft.rfft(own), length)
+            sums[int(units[start])] += of_turns[turns % length]
+    by_unit = np.array(list(sums.values()))
+    total, variance = float(by_unit[:, 0].sum()), float(np.square(by_unit).mean(axis=1).sum())
+    return min(_tail(by_unit, total, tilt * total / variance) for tilt in _TILTS)[1]
+
+
+def _tail(by_unit: Floats, total: float, tilt: float) -> tuple[float, float]:
+    """The logs of Chernoff's bound at a tilt, and of the chance where none is lower; by_unit [units, turns]."""
+    largest = by_unit.max(axis=1, keepdims=True)
+    shares = np.exp(tilt * (by_unit - largest))
+    bound = float((tilt * largest[:, 0] + np.log(shares.mean(axis=1))).sum()) - tilt * total
+    shares /= shares.sum(axis=1, keepdims=True)
+    spread = float(((shares * np.square(by_unit)).sum(axis=1) - np.square((shares * by_unit).sum(axis=1))).sum())
+    return bound, bound - math.log(max(tilt * math.sqrt(max(spread, 0.0) * 2 * math.pi), 1.0))

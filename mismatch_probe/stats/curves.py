@@ -350,8 +350,10 @@ def change_of_level(logs: Floats, courses: Sequence[Floats]) -> tuple[int, float
     return place, rise, float(np.log(max(min(of_lines), 1e-12) / square)) * logs.size / 2
 
 
-_RAMP: Final = 3
-"""Tenths of a course's tokens over which growth from one level to another extends at least; over fewer it is a step."""
+_RAMP: Final = 48
+"""Places over which growth from one level to another extends; over half of them or fewer it is a step."""
+_BEFORE_STEP: Final = np.linspace(-_RAMP, 0, 5)
+"""Where such growth may begin, beside shares of a course: so many places before the step."""
 
 
 def step_over_growth(sizes: Floats, is_behind: Mask, courses: Sequence[Ints], rows: Ints) -> float:
@@ -374,7 +376,7 @@ def step_over_growth(sizes: Floats, is_behind: Mask, courses: Sequence[Ints], ro
         for lines in [
             (np.log1p(course),),
             *((course, np.maximum(course, bend)) for bend in ends[1:-1]),
-            *((course.clip(begin, end),) for first, begin in enumerate(ends) for end in ends[first + _RAMP :]),
+            *((course.clip(begin, begin + _RAMP),) for begin in (*ends[:-1], *course[is_behind].min() + _BEFORE_STEP)),
         ]
     ]
     return float(np.log(min(of_growth) / squares(is_behind.astype(np.float64)))) * sizes.size / 2

@@ -115,3 +115,23 @@ def test_behind_prompts_of_one_length_a_place_may_be_one_of_the_response(seed: i
     assert "every prompt has 60 tokens: it may be a place of the response" in step.evidence
     others = verdict(np.where(PLACES >= 110, 10.0, 1.0), seed)
     assert not any("every prompt has" in line for line in others.evidence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_prompts_of_one_length_a_large_period_is_a_question_with_its_places(seed: int) -> None:
+    """One of the first eight tokens is far off: that is no other text before the response."""
+    own, lengths = np.tile(np.arange(TOKENS), len(LENGTHS)), [60] * len(LENGTHS)
+    answer = verdict(np.where(own % 16 == 3, 100.0, 1.0), seed, lengths=lengths)
+    assert (answer.kind, answer.code) == ("undecided", Code.UNEXPLAINED)
+    assert any("leaves 15 when divided by 16" in line for line in answer.evidence)
+    assert "every prompt has 60 tokens: it may be a place of the response" in answer.evidence
+    assert not any("other text before" in line for line in answer.evidence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_first_tokens_that_are_off_are_other_text_behind_prompts_of_one_length_too(seed: int) -> None:
+    own = np.tile(np.arange(TOKENS), len(LENGTHS))
+    answer = verdict(np.where(own < 8, 300.0, 30.0), seed, lengths=[60] * len(LENGTHS))
+    assert answer.code == Code.UNEXPLAINED
+    assert any("it looks like other text before the response" in line for line in answer.evidence)
+    assert not any("divided by" in line for line in answer.evidence)

@@ -242,9 +242,9 @@ def test_a_step_that_doubles_the_deviation_is_named_where_it_is_no_growth(seed: 
     assert onset_of(times_rounding(seed, np.where(places >= 100, 1.2, 1.0))) is None
 
 
-def after_prompts(prompts: Ints, seed: int, size: Callable[[Floats], Floats]) -> Disagreement:
-    """Responses of 120 tokens behind prompts of these lengths, whose rounding has this size at each place."""
-    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.full(prompts.size, 120))
+def after_prompts(prompts: Ints, seed: int, size: Callable[[Floats], Floats], tokens: int = 120) -> Disagreement:
+    """Responses behind prompts of these lengths, whose rounding has this size at each place."""
+    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.full(prompts.size, tokens))
     places = sequences.positions.astype(np.float64) + sequences.spread(prompts)
     log_mu = -random.gamma(1.0, 1.0, places.size) - 0.3
     diff = random.normal(0, 0.02, places.size) * -np.expm1(log_mu) * size(places)
@@ -266,8 +266,25 @@ def test_growth_between_two_levels_is_no_step(monkeypatch: pytest.MonkeyPatch) -
     ]
     assert [named(size) for size in ramps] == [0, 0, 0]
     assert named(lambda places: np.where(places >= 100, 2.0, 1.0)) >= 8
-    monkeypatch.setattr(curves, "_RAMP", 99)
+    monkeypatch.setattr(curves, "_RAMP", 9999)
     assert sum(named(size) for size in ramps) > 3
+
+
+@pytest.mark.slow
+def test_a_rise_over_forty_places_of_a_long_log_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(0).integers(20, 80, 16)
+
+    def named(width: float) -> int:
+        logs = [
+            after_prompts(lengths, seed, lambda places: 1 + ((places - 300) / width).clip(0, 1), 640)
+            for seed in range(5)
+        ]
+        return sum(onset_of(log) is not None for log in logs)
+
+    assert (named(0.5), named(40)) == (5, 0)
+    assert named(16) >= 2, "as behind a window"
+    monkeypatch.setattr(curves, "_BEFORE_STEP", np.zeros(0))
+    assert named(40) > 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -16,9 +16,24 @@ import numpy as np
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.notation import write_count, write_many, write_number, write_percent
 from mismatch_probe.records.summary import Cause
+from mismatch_probe.stats.bins import (
+    less_mean_of_row,
+    log_chance_of_turns,
+    outstanding_phase,
+    outstanding_place,
+    rises_of_rows,
+    score_of_rest,
+)
 from mismatch_probe.stats.curves import step_over_growth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
-from mismatch_probe.verdict.signatures.profile import LEAST_SIZES, SIGNATURES, Disagreement, Sizes, sizes_of
+from mismatch_probe.verdict.signatures.profile import (
+    LEAST_SIZES,
+    SIGNATURES,
+    Disagreement,
+    Sizes,
+    scores_by_sureness,
+    sizes_of,
+)
 
 BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
@@ -28,14 +43,18 @@ LEAST_PROMPTS = 3
 LEAST_AT_PHASE = 8
 """Tokens at one phase, uncertain ones."""
 
-OUTSTANDING = 3.0
-"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least."""
+OUTSTANDING, BEYOND_FORM = 3.0, 5.0
+"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and where all
+prompts have one length: tokens at one place of each line of a form are up to fourfold as far off as others as sure."""
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
-"""Times the size before it that a step has at least, and nats by which it is likelier than growth where it is no
-threefold one: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a
-step may as well be one of the response, as where its form changes.
-"""
+"""Times the size before it that a step has at least, and nats by which it is likelier than growth where it is below
+threefold: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a step
+may as well be one of the response, as where its form changes."""
+
+LEAST_PERIOD, BY_CHANCE, LEAST_OF_FAINT_REST = 1.5, 1e-6, 3.0
+"""Of a period below threefold: times the size of the others, the chance of a log without one, and what
+`STANDARD_ERRORS_OF_REST` is for it."""
 
 STANDARD_ERRORS = 8.0
 """By which the size at the phase lies above that of others; the largest of 100,000 normal numbers lies 4.3 above."""
@@ -64,44 +83,61 @@ class Period:
 
 
 def period_of(disagreement: Disagreement) -> Period | None:
-    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    return next(filter(None, (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+    """The block and phase that stand out in two blocks, in responses to three prompts: threefold, or less and not by
+    chance; None where none does.
+    """
+    sequences = disagreement.pair.sequences
+    clear = (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))
+    seams = next(filter(None, clear), None) or _faint_period(disagreement)
+    if seams is None or len(np.unique(sequences.spread(sequences.cluster_index)[seams.at_phase])) < LEAST_PROMPTS:
+        return None
+    return seams
 
 
-def _period_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Period | None:
-    sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
+def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
+    sequences, mask = disagreement.pair.sequences, of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))[mask]
-    sizes = sizes_of_tokens.logs - _means(sizes_of_tokens.logs, rows)[rows]
+    sizes = less_mean_of_row(of_tokens.logs, rows)
     places = disagreement.places[mask].astype(np.int64) - 1
-    best = max(
-        ((*_outstanding_phase(sizes, places, block), block) for block in BLOCKS if 2 * block <= places.max() + 1),
-        default=(0.0, 0, 0),
-    )
-    score, phase, block = best
-    if score < STANDARD_ERRORS:
-        return None
+    score, block, phase = outstanding_phase(sizes, places, _blocks_of(places), LEAST_AT_PHASE)
     is_at = places % block == phase
-    times = sizes_of_tokens.times(is_at)
-    numbers = places[is_at] // block
-    per_block = np.bincount(numbers, sizes[is_at])
-    rest = is_at & (places // block != per_block.argmax())
-    num_prompts = len(np.unique(sequences.cluster_index[rows[is_at]]))
-    if times < OUTSTANDING or num_prompts < LEAST_PROMPTS or not rest.any():
+    may_be_form = np.ptp((places - sequences.positions[mask]) % block) == 0
+    if score < STANDARD_ERRORS or of_tokens.times(is_at) < (BEYOND_FORM if may_be_form else OUTSTANDING):
         return None
-    of_rest = (sizes[rest].mean() - sizes[~is_at].mean()) / sizes[~is_at].std() * np.sqrt(rest.sum())
-    if of_rest < STANDARD_ERRORS_OF_REST:
+    if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
         return None
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
-    return Period(block, phase, times, at_phase, mask & ~at_phase)
+    return Period(block, phase, of_tokens.times(is_at), at_phase, mask & ~at_phase)
 
 
-def _outstanding_phase(sizes: Floats, places: Ints, block: int) -> tuple[float, int]:
-    """The phase whose tokens are the largest, and by how many standard errors."""
-    counts = np.bincount(places % block, minlength=block)
-    means = np.bincount(places % block, sizes, minlength=block) / np.maximum(counts, 1)
-    scores = np.where(counts >= LEAST_AT_PHASE, (means - sizes.mean()) * np.sqrt(counts) / max(sizes.std(), 1e-12), 0)
-    return float(scores.max()), int(scores.argmax())
+def _faint_period(disagreement: Disagreement) -> Period | None:
+    """The same below threefold: by the ranks of tokens as sure, where neither chance nor the form of texts makes it.
+
+    Lines of a form have the same phase in responses behind prompts whose lengths are congruent, so that all of these
+    are turned round together (`log_chance_of_turns`).
+    """
+    pair, sequences = disagreement.pair, disagreement.pair.sequences
+    if pair.diff.size < LEAST_SIZES:
+        return None
+    rows = sequences.spread(np.arange(sequences.num_sequences))
+    scores, places = less_mean_of_row(scores_by_sureness(pair), rows), disagreement.places.astype(np.int64) - 1
+    blocks = _blocks_of(places)
+    score, block, phase = outstanding_phase(scores, places, blocks, LEAST_AT_PHASE)
+    at_phase = places % block == phase
+    if score < STANDARD_ERRORS_OF_REST or score_of_rest(scores, places // block, at_phase) < LEAST_OF_FAINT_REST:
+        return None
+    *_, of_all = sizes_of(disagreement)
+    forms = (places - sequences.positions) % block
+    by_chance = np.log(sum(blocks)) + log_chance_of_turns(scores, at_phase, rows, forms)
+    if of_all.times(at_phase) < LEAST_PERIOD or by_chance > np.log(BY_CHANCE):
+        return None
+    return Period(block, phase, of_all.times(at_phase), at_phase, ~at_phase)
+
+
+def _blocks_of(places: Ints) -> list[int]:
+    """Those of which the context has two."""
+    return [block for block in BLOCKS if 2 * block <= places.max() + 1]
 
 
 @SIGNATURES.of(Code.PERIOD)
@@ -166,7 +202,6 @@ LEAST_BEHIND = 8
 """Uncertain tokens from the place on."""
 
 MOST_RESPONSES = 1024
-MOST_PLACES = 2048
 AT_ONCE = 0.7
 """Least share of the rise that lies between the tokens right before the place and those from it on: what grows with the
 place has none of it there."""
@@ -243,15 +278,15 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     rows, is_first = rows[is_seen], is_seen[mask]
     sizes = sizes_of_tokens.logs[is_first]
     places = disagreement.places[is_seen].astype(np.int64) - 1
-    place, score = _best_place(sizes, places, rows)
+    place, score = outstanding_place(sizes, places, rows)
     if score < STANDARD_ERRORS or any(
-        score * lead < _best_place(sizes, other, rows)[1]
+        score * lead < outstanding_place(sizes, other, rows)[1]
         for other, lead in _other_places(disagreement, is_seen, places)
     ):
         return None
     is_behind = places >= place
-    rises, weights = _rises(sizes, is_behind, rows)
-    clusters = sequences.cluster_index[np.unique(rows)]
+    rises, weights = rises_of_rows(sizes, is_behind, rows)
+    clusters = sequences.cluster_index[: rows.max() + 1]
     of_prompts = np.bincount(clusters, rises * weights, minlength=1), np.bincount(clusters, weights, minlength=1)
     has_both = of_prompts[1] > 0
     prompt_rises = of_prompts[0][has_both] / of_prompts[1][has_both]
@@ -261,7 +296,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     times = sizes_of_tokens.of(is_first).times(is_behind)
     pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
     is_rest = np.arange(pull.size) != pull.argmax()
-    spread = float(np.std(sizes - _means(sizes, rows)[rows]))
+    spread = float(np.std(less_mean_of_row(sizes, rows)))
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
     if times < LEAST_STEP or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
@@ -291,7 +326,7 @@ def large_from_place(disagreement: Disagreement) -> Mask | None:
     if uncertain.sum() < LEAST_SIZES:
         return None
     places, rows = disagreement.places.astype(np.int64) - 1, sequences.spread(np.arange(sequences.num_sequences))
-    place, score = _best_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
+    place, score = outstanding_place(np.log(disagreement.logit_errors[uncertain]), places[uncertain], rows[uncertain])
     return None if score < STANDARD_ERRORS else np.asarray(uncertain & (places >= place))
 
 
@@ -304,49 +339,6 @@ def _other_places(disagreement: Disagreement, is_seen: Mask, places: Ints) -> It
     from_end = own - sequences.spread(sequences.lengths)[is_seen]
     for other in (own, from_end):
         yield other, OF_ANOTHER_KIND if np.ptp(places - other) > ALIKE else 1.0
-
-
-def _best_place(sizes: Floats, places: Ints, rows: Ints) -> tuple[int, float]:
-    """The place from which on sizes of the same responses rise most surely, and by how many standard errors."""
-    candidates = np.unique(places)[1:]
-    if not candidates.size:
-        return 0, 0.0
-    if candidates.size > MOST_PLACES:
-        candidates = candidates[np.linspace(0, candidates.size - 1, MOST_PLACES).astype(np.int64)]
-    pulls, weights = np.zeros(candidates.size), np.zeros(candidates.size)
-    ends = np.flatnonzero(np.diff(rows, append=rows[-1] + 1)) + 1
-    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        before = np.searchsorted(places[start:end], candidates)
-        sums = np.concatenate([[0.0], np.cumsum(sizes[start:end])])
-        after = end - start - before
-        weight = before * after / (end - start)
-        has_both = weight > 0
-        rise = (sums[-1] - sums[before]) / np.maximum(after, 1) - sums[before] / np.maximum(before, 1)
-        pulls += np.where(has_both, rise * weight, 0)
-        weights += weight
-    spread = float(np.std(sizes - _means(sizes, rows)[rows]))
-    scores = pulls / np.sqrt(np.maximum(weights, 1e-12)) / max(spread, 1e-12)
-    best = int(scores.argmax())
-    return int(candidates[best]), float(scores[best])
-
-
-def _means(sizes: Floats, rows: Ints) -> Floats:
-    """By row."""
-    return np.asarray(np.bincount(rows, sizes) / np.maximum(np.bincount(rows), 1))
-
-
-def _rises(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, Floats]:
-    """By how much each response's sizes rise, and the weight of that; of the rows that have a token, in order."""
-    numbers = np.unique(rows, return_inverse=True)[1]
-    counts = [
-        np.bincount(numbers[of], minlength=numbers.max() + 1).astype(np.float64) for of in (is_behind, ~is_behind)
-    ]
-    means = [
-        np.bincount(numbers[of], sizes[of], minlength=numbers.max() + 1) / np.maximum(count, 1)
-        for of, count in zip((is_behind, ~is_behind), counts, strict=True)
-    ]
-    weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
-    return np.where(weights > 0, means[0] - means[1], 0.0), weights
 
 
 def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
