@@ -1,7 +1,6 @@
 """Bins of position and of any label a token carries, places that stand out, and deviations in bins of confidence."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -271,38 +270,3 @@ def rises_of_rows(sizes: Floats, is_behind: Mask, rows: Ints) -> tuple[Floats, F
     ]
     weights = counts[0] * counts[1] / np.maximum(counts[0] + counts[1], 1)
     return np.where(weights > 0, means[0] - means[1], 0.0), weights
-
-
-_MOST_TURNS: Final = 256
-_TILTS: Final = np.geomspace(0.05, 20.0, 60)
-
-
-def log_chance_of_turns(values: Floats, is_there: Mask, rows: Ints, units: Ints) -> float:
-    """The log of the chance that values of these tokens add up to as much, had the values of each row been turned round
-    in it by a number of tokens at random, the same in all rows of a unit. What repeats or is a copy stays so.
-
-    values [T], whose mean is 0 in each row; rows [T], in order; units [T]: of each row. The tail is that of the
-    saddlepoint [Bahadur and Rao 1960, Annals of Mathematical Statistics 31:1015].
-    """
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    lengths = np.diff(np.append(starts, rows.size))
-    turns = np.unique(np.linspace(0, lengths.max() - 1, min(int(lengths.max()), _MOST_TURNS)).astype(np.int64))
-    sums: dict[int, Floats] = defaultdict(lambda: np.zeros(turns.size))
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        is_at, own = is_there[start : start + length], values[start : start + length]
-        if is_at.any():
-            of_turns = np.fft.irfft(np.fft.rfft(is_at).conj() * np.fft.rfft(own), length)
-            sums[int(units[start])] += of_turns[turns % length]
-    by_unit = np.array(list(sums.values()))
-    total, variance = float(by_unit[:, 0].sum()), float(np.square(by_unit).mean(axis=1).sum())
-    return min(_tail(by_unit, total, tilt * total / variance) for tilt in _TILTS)[1]
-
-
-def _tail(by_unit: Floats, total: float, tilt: float) -> tuple[float, float]:
-    """The logs of Chernoff's bound at a tilt, and of the chance where none is lower; by_unit [units, turns]."""
-    largest = by_unit.max(axis=1, keepdims=True)
-    shares = np.exp(tilt * (by_unit - largest))
-    bound = float((tilt * largest[:, 0] + np.log(shares.mean(axis=1))).sum()) - tilt * total
-    shares /= shares.sum(axis=1, keepdims=True)
-    spread = float(((shares * np.square(by_unit)).sum(axis=1) - np.square((shares * by_unit).sum(axis=1))).sum())
-    return bound, bound - math.log(max(tilt * math.sqrt(max(spread, 0.0) * 2 * math.pi), 1.0))

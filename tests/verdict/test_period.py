@@ -6,13 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.planted_logs.base import Response
-from benchmarks.planted_logs.computed import SOUND, Fault, sampled, scored
-from benchmarks.planted_logs.oracle import disagreement_of
-from benchmarks.planted_logs.pools import DEMO, loaded
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
-from mismatch_probe.stats import bins
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
 from mismatch_probe.verdict.signatures import places
 from mismatch_probe.verdict.signatures.places import period, period_of
@@ -153,25 +148,18 @@ def test_exact_zeros_elsewhere_and_a_few_places_that_are_off_are_named() -> None
 MANY_LENGTHS = np.random.default_rng(7).integers(40, 100, 24)
 
 
-def with_prompts(
-    lengths: Ints, seed: int, times: Callable[[Ints, Ints], Floats], *, tokens: int = 96, copies: int = 1
-) -> Disagreement:
+def with_prompts(lengths: Ints, seed: int, times: Callable[[Ints, Ints], Floats], tokens: int = 96) -> Disagreement:
     """Responses behind prompts of these lengths. Rounding of a token, sure or unsure, has Student's law, times what
-    `times` makes of its place in the context and in the response; so many responses to each prompt, all alike.
+    `times` makes of its place in the context and in the response.
     """
-    random, prompts = np.random.default_rng(seed), np.arange(lengths.size)
-    sequences = Sequences.of_lengths(np.full(lengths.size * copies, tokens), np.repeat(prompts, copies))
-    log_mu = -random.gamma(0.6, 1.5, (lengths.size, 1, tokens)) - 1e-4
-    rounding = 0.02 * random.standard_t(5, log_mu.shape) * -np.expm1(log_mu)
-    log_mu, rounding = (np.tile(values, (1, copies, 1)).ravel() for values in (log_mu, rounding))
-    lengths = np.repeat(lengths, copies)
-    diff = rounding * times(sequences.positions + sequences.spread(lengths), sequences.positions.astype(np.int64))
+    random = np.random.default_rng(seed)
+    sequences = Sequences.of_lengths(np.full(lengths.size, tokens), np.arange(lengths.size))
+    log_mu = -random.gamma(0.6, 1.5, sequences.num_tokens) - 1e-4
+    rounding = 0.02 * random.standard_t(5, log_mu.size) * -np.expm1(log_mu)
+    own = sequences.positions.astype(np.int64)
+    diff = rounding * times(own + sequences.spread(lengths), own)
     pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
     return Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=lengths)
-
-
-def in_blocks(block: int, phase: int, times: float) -> Callable[[Ints, Ints], Floats]:
-    return lambda places, own: np.where(places % block == phase, times, 1.0)
 
 
 def of_form(times: float) -> Callable[[Ints, Ints], Floats]:
@@ -183,48 +171,12 @@ def even(places: Ints, own: Ints) -> Floats:
     return np.ones(places.size)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("block", "phase"), [(16, 5), (24, 23), (32, 0)])
-def test_a_period_that_doubles_the_deviation_is_named(block: int, phase: int, seed: int) -> None:
-    seams = period_of(with_prompts(np.tile(MANY_LENGTHS, 2), seed, in_blocks(block, phase, 2.0)))
-    assert seams is not None
-    assert (seams.block, seams.phase) == (block, phase)
-    assert 1.5 < seams.times < 3
-
-
-def test_a_faint_period_is_named_for_its_size_and_not_by_its_chance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = np.random.default_rng(8).integers(40, 100, 300)
-    slight = with_prompts(lengths, 0, in_blocks(16, 5, 1.35))
-    assert period_of(slight) is None
-    monkeypatch.setattr(places, "LEAST_PERIOD", 1.0)
-    seams = period_of(slight)
-    assert seams is not None
-    assert (seams.block, seams.phase) == (16, 5)
-
-
-def test_chance_makes_no_faint_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = [with_prompts(MANY_LENGTHS[:8], seed, even) for seed in range(20)]
-    assert [period_of(log) for log in sound] == [None] * len(sound)
-    monkeypatch.setattr(places, "BY_CHANCE", np.inf)
-    assert any(period_of(log) is not None for log in sound)
-
-
-def test_one_place_of_the_context_is_no_faint_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = [
-        with_prompts(MANY_LENGTHS, seed, lambda places, own: np.where(places == 101, 6.0, 1.0)) for seed in range(4)
-    ]
-    assert [period_of(log) for log in logs] == [None] * 4
-    monkeypatch.setattr(places, "LEAST_OF_FAINT_REST", -np.inf)
-    monkeypatch.setattr(places, "BY_CHANCE", 1e-3)
-    assert any(period_of(log) is not None for log in logs)
-
-
 @pytest.mark.parametrize(
     "lengths",
     [np.full(24, 60), np.where(np.arange(24) % 2, 60, 64), 60 + 16 * (np.arange(24) % 5), MANY_LENGTHS],
     ids=["one length", "two lengths", "lengths congruent to each other", "many lengths"],
 )
-def test_lines_of_a_form_are_no_faint_period(lengths: Ints) -> None:
+def test_lines_of_a_form_are_no_period(lengths: Ints) -> None:
     """Tokens that stand at the same place of each line may round twice as far as others of which the model is as
     sure.
     """
@@ -241,40 +193,20 @@ def test_lines_of_a_form_behind_prompts_of_one_length_are_none_below_fivefold(mo
     assert any(period_of(log) is not None for log in form)
 
 
-def test_forms_of_two_tasks_are_none_where_they_happen_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind prompts of two lengths each task has its own lines, which may be at one phase of the context."""
-    logs = [with_prompts(np.where(np.arange(24) % 2, 60, 64), seed, in_blocks(16, 5, 2.5)) for seed in range(4)]
-    assert [period_of(log) for log in logs] == [None] * 4
-    chance_alone = bins.log_chance_of_turns
-    monkeypatch.setattr(
-        places, "log_chance_of_turns", lambda scores, is_at, rows, forms: chance_alone(scores, is_at, rows, rows)
-    )
-    assert all(period_of(log) is not None for log in logs)
-
-
-def test_copies_of_responses_are_no_faint_period() -> None:
-    for seed in range(6):
-        assert period_of(with_prompts(MANY_LENGTHS[:12], seed, even, copies=8)) is None
-
-
-def test_fewer_than_256_tokens_have_no_faint_period() -> None:
-    assert period_of(with_prompts(MANY_LENGTHS[:12], 0, in_blocks(16, 5, 50.0), tokens=20)) is None
-
-
 def test_too_short_a_context_has_no_block() -> None:
     assert period_of(with_prompts(np.full(40, 3), 0, even, tokens=12)) is None
 
 
-@pytest.mark.slow
-def test_a_faint_period_that_a_model_computes_is_named() -> None:
-    """The demo checkpoint in BF16: a cache against one pass, where once in 16 places a state holds 0.015 of the one
-    before.
-    """
-    model, random = loaded(DEMO), np.random.default_rng(0)
-    prompts = [random.integers(15, 300, 40 + row % 12).tolist() for row in range(24)]
-    rows = sampled(model, prompts, 80, SOUND, 0)
-    for fault, shown in ((SOUND, None), (Fault(block=16, phase=4, mixed=0.015), (16, 5))):
-        log = [Response(prompt, ids, np.array(mu), scored(model, prompt, ids, fault)) for prompt, ids, mu in rows]
-        seams = period_of(disagreement_of(log))
-        assert (seams and (seams.block, seams.phase)) == shown
-        assert seams is None or seams.times < 3
+def test_a_period_at_sure_tokens_is_named_where_only_two_prompts_have_unsure_ones() -> None:
+    random = np.random.default_rng(0)
+    sequences = Sequences.of_lengths(np.full(40, 256), np.arange(40))
+    lengths = random.integers(40, 300, 40)
+    rows = sequences.spread(np.arange(40))
+    unsure = np.where(rows < 2, random.uniform(0.3, 0.9, rows.size), 10 ** -random.uniform(2, 3, rows.size))
+    is_at = (sequences.positions + sequences.spread(lengths)) % 16 == 5
+    diff = 0.005 * unsure * random.standard_normal(rows.size) * np.where(is_at, 40, 1)
+    log_mu = np.log1p(-unsure)
+    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
+    seams = period_of(Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=lengths))
+    assert seams is not None
+    assert (seams.block, seams.phase) == (16, 5)

@@ -18,7 +18,6 @@ from mismatch_probe.notation import write_count, write_many, write_number, write
 from mismatch_probe.records.summary import Cause
 from mismatch_probe.stats.bins import (
     less_mean_of_row,
-    log_chance_of_turns,
     outstanding_phase,
     outstanding_place,
     rises_of_rows,
@@ -31,7 +30,6 @@ from mismatch_probe.verdict.signatures.profile import (
     SIGNATURES,
     Disagreement,
     Sizes,
-    scores_by_sureness,
     sizes_of,
 )
 
@@ -51,10 +49,6 @@ LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
 """Times the size before it that a step has at least, and nats by which it is likelier than growth where it is below
 threefold: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a step
 may as well be one of the response, as where its form changes."""
-
-LEAST_PERIOD, BY_CHANCE, LEAST_OF_FAINT_REST = 1.5, 1e-6, 3.0
-"""Of a period below threefold: times the size of the others, the chance of a log without one, and what
-`STANDARD_ERRORS_OF_REST` is for it."""
 
 STANDARD_ERRORS = 8.0
 """By which the size at the phase lies above that of others; the largest of 100,000 normal numbers lies 4.3 above."""
@@ -83,15 +77,8 @@ class Period:
 
 
 def period_of(disagreement: Disagreement) -> Period | None:
-    """The block and phase that stand out in two blocks, in responses to three prompts: threefold, or less and not by
-    chance; None where none does.
-    """
-    sequences = disagreement.pair.sequences
-    clear = (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))
-    seams = next(filter(None, clear), None) or _faint_period(disagreement)
-    if seams is None or len(np.unique(sequences.spread(sequences.cluster_index)[seams.at_phase])) < LEAST_PROMPTS:
-        return None
-    return seams
+    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
+    return next(filter(None, (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
 
 
 def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
@@ -104,35 +91,12 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
     may_be_form = np.ptp((places - sequences.positions[mask]) % block) == 0
     if score < STANDARD_ERRORS or of_tokens.times(is_at) < (BEYOND_FORM if may_be_form else OUTSTANDING):
         return None
-    if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
+    num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
+    if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST or num_prompts < LEAST_PROMPTS:
         return None
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
     return Period(block, phase, of_tokens.times(is_at), at_phase, mask & ~at_phase)
-
-
-def _faint_period(disagreement: Disagreement) -> Period | None:
-    """The same below threefold: by the ranks of tokens as sure, where neither chance nor the form of texts makes it.
-
-    Lines of a form have the same phase in responses behind prompts whose lengths are congruent, so that all of these
-    are turned round together (`log_chance_of_turns`).
-    """
-    pair, sequences = disagreement.pair, disagreement.pair.sequences
-    if pair.diff.size < LEAST_SIZES:
-        return None
-    rows = sequences.spread(np.arange(sequences.num_sequences))
-    scores, places = less_mean_of_row(scores_by_sureness(pair), rows), disagreement.places.astype(np.int64) - 1
-    blocks = _blocks_of(places)
-    score, block, phase = outstanding_phase(scores, places, blocks, LEAST_AT_PHASE)
-    at_phase = places % block == phase
-    if score < STANDARD_ERRORS_OF_REST or score_of_rest(scores, places // block, at_phase) < LEAST_OF_FAINT_REST:
-        return None
-    *_, of_all = sizes_of(disagreement)
-    forms = (places - sequences.positions) % block
-    by_chance = np.log(sum(blocks)) + log_chance_of_turns(scores, at_phase, rows, forms)
-    if of_all.times(at_phase) < LEAST_PERIOD or by_chance > np.log(BY_CHANCE):
-        return None
-    return Period(block, phase, of_all.times(at_phase), at_phase, ~at_phase)
 
 
 def _blocks_of(places: Ints) -> list[int]:

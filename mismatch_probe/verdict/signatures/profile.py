@@ -275,34 +275,15 @@ def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]
     """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
     text that grows sure is no change.
     """
-    unsure = _unsure(disagreement.pair)
+    pair = disagreement.pair
+    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
     is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
-    sizes = np.log(np.maximum(disagreement.pair.abs_diff / unsure, 1e-300))
+    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
     kinds = _class_of(unsure)
     medians = np.zeros(kinds.max(initial=0) + 1)
     for kind in np.unique(kinds[is_moved]):
         medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
     return is_moved, sizes, medians[kinds]
-
-
-def scores_by_sureness(pair: TokenPair) -> Floats:
-    """How far each token's sides lie apart, by its rank among tokens as sure: minus the log of the share of those that
-    lie as far apart or further, less its mean (Savage's scores) [T]. Whatever law rounding has, they have this one.
-    """
-    from scipy.stats import rankdata
-
-    unsure = np.maximum(_unsure(pair), SUREST)
-    errors, kinds, scores = pair.abs_diff / unsure, _class_of(unsure), np.zeros(pair.diff.size)
-    for kind in np.unique(kinds):
-        own = kinds == kind
-        values = -np.log1p((0.5 - rankdata(errors[own])) / own.sum())
-        scores[own] = values - values.mean()
-    return scores
-
-
-def _unsure(pair: TokenPair) -> Floats:
-    """1 - p, of both sides in the mean [T]."""
-    return np.asarray(-(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2)
 
 
 def _class_of(unsure: Floats) -> Ints:
