@@ -255,7 +255,8 @@ def _times_before(edges: Sequence[_Edge]) -> tuple[float | None, bool]:
     fit = LeastSquares(np.ones((len(edges), 1)), _falls(levels, sides))
     fall = float(fit.coefficients[0])
     is_nearest = np.abs(offsets) <= _NEAREST
-    nearest = float(np.nanmean(_falls(levels[is_nearest], sides[is_nearest])))
+    falls_nearest = _falls(levels[is_nearest], sides[is_nearest])
+    nearest = float(np.nan_to_num(falls_nearest).sum() / max(np.isfinite(falls_nearest).sum(), 1))
     numbers: dict[str | bytes, int] = {}
     clusters = np.array([numbers.setdefault(edge.cluster, len(numbers)) for edge in edges])
     growth = float(np.mean([_growth(edge) for edge in edges]))

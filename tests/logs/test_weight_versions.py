@@ -220,8 +220,14 @@ def test_what_a_sound_text_and_rounding_that_grows_show_is_no_change(text: SureT
 
 @pytest.mark.parametrize("length", [(1, 2), (2, 3), (3, 4)])
 def test_of_responses_too_short_for_a_level_none_is_given(length: tuple[int, int]) -> None:
-    reading = SureText(length=length, change=1).reading(300)
+    checks = VersionChecks()
+    for seed in range(300):
+        checks.add(SureText(length=length, change=1).response(seed))
+    reading = checks.reading()
+    assert reading is not None
     assert (reading.times_before, reading.is_level_changed) == (None, False)
+    sentence = next(checks.findings()).sentence
+    assert ("too few responses have the length on both sides" in sentence) == (reading.rms_before is not None)
 
 
 def test_an_older_version_does_not_count_as_the_last_but_one() -> None:
@@ -236,6 +242,13 @@ def test_parts_with_few_tokens_that_show_a_level_do_not_count() -> None:
 def test_where_most_log_probs_are_equal_nothing_is_clear() -> None:
     assert SureText(6.0, equal_share=0.4).reading(100).is_level_changed
     assert not SureText(6.0, equal_share=0.7).reading(100).is_level_changed
+
+
+def test_where_a_tool_writes_all_that_is_near_nothing_is_clear() -> None:
+    """None of the nearest tokens behind the change was sampled, so that growth cannot be told from a step."""
+    reading = SureText(20.0, tool=40).reading(100)
+    assert reading.times_before is not None
+    assert not reading.is_level_changed
 
 
 def test_few_responses_show_no_change_by_chance() -> None:
