@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from mismatch_probe.logs.row import LogFinding, Row
 from mismatch_probe.notation import write_number, write_share
 from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse
-from mismatch_probe.stats.rounding import LeastSquares
-from mismatch_probe.stats.sequences import Floats, Ints, Mask, Reals, difference, is_usable
+from mismatch_probe.stats.rounding import LevelEdge, change_at_edges
+from mismatch_probe.stats.sequences import Mask, Reals, difference, is_usable
 from mismatch_probe.verdict.signatures.profile import SUREST
 
 Spans = tuple[tuple[str, int], ...]
@@ -95,40 +95,12 @@ def has_several_versions(response: LoggedResponse) -> bool:
 _LEAST_PART: Final = 8
 """Tokens on either side of a change that show the level."""
 _NEAR: Final = 64
-_NEAREST: Final = 21
 """Tokens on either side of a change whose level is compared."""
-_LEAST_NEAREST: Final = 0.65
-"""Of the change of the level, in logarithms."""
 _FIRST: Final = 8
 """Tokens of a response that engines compute otherwise than the later ones, and that count on no side."""
-_MOST_EQUAL: Final = 0.5
-"""Share of tokens with equal log-probs: with more on both sides the log's own rounding decides which."""
 _MOST_RESPONSES: Final = 2000
 """Drawn at random from all that have a change."""
-_LEAST_RESPONSES: Final = 8
-_LEAST_CLUSTERS: Final = 4
-_LEAST_FOLD: Final = 1.5
-_CLEAR_ERRORS: Final = 4.0
-_LEAST_LEVEL: Final = 0.1
-"""Of the usual one: a part whose log-probs are nearly all equal counts as no less."""
-_ROUNDS: Final = 8
-_NO_LEVEL: Final = 1e-15
-_NO_ERROR: Final = 1e-9
 _ORDERS: Final = ("after the last change as before it", "before the last change as after it")
-
-
-class _Edge(NamedTuple):
-    """Tokens [T] on either side of the last change of a response, whose prompt or conversation is `cluster`."""
-
-    roots: Floats
-    """Of abs(d), nats^(1/2)."""
-    kinds: Ints
-    """Octaves of -log p."""
-    offsets: Ints
-    """From the change."""
-    place: int
-    """Of the change in the context."""
-    cluster: str | bytes
 
 
 @dataclass
@@ -143,7 +115,7 @@ class VersionChecks:
     first: str = ""
     _squares: list[tuple[float, float]] = field(default_factory=list)
     """Mean squares of d before and after the change, of each response that has both."""
-    _edges: list[_Edge] = field(default_factory=list)
+    _edges: list[LevelEdge] = field(default_factory=list)
     _num_edges: int = 0
     _random: Random = field(default_factory=lambda: Random(0))
 
@@ -165,7 +137,7 @@ class VersionChecks:
             self._squares.append((float(before.mean()), float(after.mean())))
             self._keep(_edge_of(response, log_mu, log_pi, spans, is_counted))
 
-    def _keep(self, edge: _Edge | None) -> None:
+    def _keep(self, edge: LevelEdge | None) -> None:
         """Of all edges so many at random [reservoir sampling, Vitter 1985, ACM TOMS 11]."""
         if edge is None:
             return
@@ -180,15 +152,15 @@ class VersionChecks:
         if not self.num_recorded:
             return None
         before, after = self._rms()
-        times, is_changed = _times_before(self._edges)
+        change = change_at_edges(self._edges)
         return VersionReading(
             num_responses=self.num_responses,
             num_recorded=self.num_recorded,
             num_mixed=self.num_mixed,
             rms_before=before,
             rms_after=after,
-            times_before=times,
-            is_level_changed=is_changed,
+            times_before=None if change is None else change.times,
+            is_level_changed=change is not None and change.is_clear,
         )
 
     def _rms(self) -> tuple[float | None, float | None]:
@@ -221,7 +193,9 @@ class VersionChecks:
         )
 
 
-def _edge_of(response: LoggedResponse, log_mu: Reals, log_pi: Reals, spans: Spans, is_counted: Mask) -> _Edge | None:
+def _edge_of(
+    response: LoggedResponse, log_mu: Reals, log_pi: Reals, spans: Spans, is_counted: Mask
+) -> LevelEdge | None:
     """The tokens near the last change, of the two versions that meet there; None where either has too few."""
     change, start = spans[-2][1], max(_FIRST, spans[-3][1] if len(spans) > 2 else 0)
     surprisal = -(log_mu + log_pi) / 2
@@ -229,70 +203,10 @@ def _edge_of(response: LoggedResponse, log_mu: Reals, log_pi: Reals, spans: Span
     near = near[(near >= start) & (np.abs(near - change) <= _NEAR)]
     if min((near < change).sum(), (near >= change).sum()) < _LEAST_PART:
         return None
-    return _Edge(
-        np.sqrt(np.abs(difference(log_pi, log_mu)))[near],
+    return LevelEdge(
+        np.abs(difference(log_pi, log_mu))[near],
         np.log2(surprisal[near] / SUREST).astype(np.int64),
         near - change,
         len(response.prompt_token_ids) + change,
         response.trajectory or response.group or response.prompt_token_ids.tobytes(),
     )
-
-
-def _times_before(edges: Sequence[_Edge]) -> tuple[float | None, bool]:
-    """The level of d before the changes over that after them, and whether it is changed beyond doubt; None of few.
-
-    A change is as large among the nearest tokens as among all, and what d may gain or lose in proportion to the length
-    of the context is none. The error is a jackknife's over prompts or conversations.
-    """
-    from scipy.stats import norm, t
-
-    if len(edges) < _LEAST_RESPONSES:
-        return None, False
-    rows = np.repeat(np.arange(len(edges)), [len(edge.roots) for edge in edges])
-    roots, kinds, offsets = (np.concatenate([getattr(edge, name) for edge in edges]) for name in _Edge._fields[:3])
-    levels, is_before = _levels(roots, (kinds, rows)), offsets < 0
-    sides = 2 * rows + ~is_before
-    fit = LeastSquares(np.ones((len(edges), 1)), _falls(levels, sides))
-    fall = float(fit.coefficients[0])
-    is_nearest = np.abs(offsets) <= _NEAREST
-    falls_nearest = _falls(levels[is_nearest], sides[is_nearest])
-    nearest = float(np.nan_to_num(falls_nearest).sum() / max(np.isfinite(falls_nearest).sum(), 1))
-    numbers: dict[str | bytes, int] = {}
-    clusters = np.array([numbers.setdefault(edge.cluster, len(numbers)) for edge in edges])
-    growth = float(np.mean([_growth(edge) for edge in edges]))
-    is_tied = min(np.mean(roots[part] == 0) for part in (is_before, ~is_before)) > _MOST_EQUAL
-    if len(numbers) < _LEAST_CLUSTERS or is_tied or nearest * np.sign(fall) < _LEAST_NEAREST * abs(fall):
-        return float(np.exp(fall)), False
-    error, freedom = fit.first_error(clusters)
-    beyond_growth = abs(fall) - growth
-    is_beyond_chance = t.sf(beyond_growth / max(error, _NO_ERROR), freedom) < norm.sf(_CLEAR_ERRORS)
-    return float(np.exp(fall)), bool(is_beyond_chance and beyond_growth >= np.log(_LEAST_FOLD))
-
-
-def _levels(roots: Floats, groups: Sequence[Ints]) -> Floats:
-    """The root of abs(d) in units of that of tokens of like probability in all responses, each response less its own
-    level [T]: a text that grows sure is no change, nor is one that is unsure and off throughout. Of the root no few
-    tokens decide, and a token whose log-probs are equal is 0.
-    """
-    levels = roots.copy()
-    for _ in range(_ROUNDS):
-        for group in groups:
-            levels /= np.maximum(np.bincount(group, levels) / np.maximum(np.bincount(group), 1), _NO_LEVEL)[group]
-    return levels
-
-
-def _falls(levels: Floats, sides: Ints) -> Floats:
-    """The log of the level before over that after each change [N], from tokens [T] on their sides: 2 i and 2 i + 1; NaN
-    where one is empty.
-    """
-    counts = np.bincount(sides)
-    means = np.full(counts.size + counts.size % 2, np.nan)
-    means[: counts.size][counts > 0] = (np.bincount(sides, levels) / np.maximum(counts, 1))[counts > 0]
-    before, after = 2 * np.log(np.maximum(means, _LEAST_LEVEL)).reshape(-1, 2).T
-    return np.asarray(before - after)
-
-
-def _growth(edge: _Edge) -> float:
-    """What the length of the context gains from the tokens before the change to those after it, in logarithms."""
-    before, after = (edge.place + edge.offsets[part].mean() for part in (edge.offsets < 0, edge.offsets >= 0))
-    return float(np.log(after / before))

@@ -8,12 +8,14 @@ same for every token of one context. To second order in b - 1, log Z = -(b - 1) 
 and the variance V of its log-probs (the cumulant generating function of log pi). So d = (1 - b) (log pi + H) + (a
 function of the context that vanishes with H): linear in the token's own log-prob within a context, which no rounding,
 prompt or weight error is.
+
+Whether the deviation changes at places that are known is judged at tokens of like probability too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -180,3 +182,107 @@ def _by_cluster(numbers: Ints, values: Floats) -> Floats:
     sums: Floats = np.zeros((int(numbers.max()) + 1, *values.shape[1:]))
     np.add.at(sums, numbers, values)
     return sums
+
+
+class LevelEdge(NamedTuple):
+    """Tokens [T] of a response on either side of a place at which the level of the deviation may change."""
+
+    deviations: Floats
+    """abs(d), nats."""
+    kinds: Ints
+    """Classes of like probability, from 0."""
+    offsets: Ints
+    """From the place; before it they are negative."""
+    place: int
+    """In the context."""
+    cluster: str | bytes
+    """The prompt or conversation."""
+
+
+class LevelRatio(NamedTuple):
+    """The level of the deviation before the places over that behind them, and whether it is another beyond doubt."""
+
+    times: float
+    is_clear: bool
+
+
+_LEAST_RESPONSES: Final = 8
+_LEAST_CLUSTERS: Final = 4
+_LEAST_FOLD: Final = 1.5
+_CLEAR_ERRORS: Final = 4.0
+_NEAREST: Final = 21
+"""Tokens on either side among which a change is nearly as large as among all; growth is not."""
+_LEAST_NEAREST: Final = 0.65
+"""Of the change of the level, in logarithms."""
+_MOST_EQUAL: Final = 0.5
+"""Share of deviations of 0 on both sides: with more the log's own rounding decides which tokens are 0."""
+_LEAST_LEVEL: Final = 0.1
+"""Of the root of the usual one: a part whose log-probs are nearly all equal counts as no less."""
+_ROUNDS: Final = 8
+_LEAST_UNIT: Final = 1e-15
+_LEAST_ERROR: Final = 1e-9
+
+
+def change_at_edges(edges: Sequence[LevelEdge]) -> LevelRatio | None:
+    """None of fewer than eight edges.
+
+    What the deviation may gain or lose in proportion to the length of the context is no clear change, nor is what the
+    nearest tokens do not show. The error is a jackknife's over the clusters.
+    """
+    from scipy.stats import norm, t
+
+    if len(edges) < _LEAST_RESPONSES:
+        return None
+    rows = np.repeat(np.arange(len(edges)), [edge.offsets.size for edge in edges])
+    roots = np.sqrt(np.concatenate([edge.deviations for edge in edges]))
+    levels = _levels(roots, (np.concatenate([edge.kinds for edge in edges]), rows))
+    offsets = np.concatenate([edge.offsets for edge in edges])
+    is_before, is_nearest = offsets < 0, np.abs(offsets) <= _NEAREST
+    sides = 2 * rows + ~is_before
+    fit = LeastSquares(np.ones((len(edges), 1)), _falls(levels, sides))
+    fall = float(fit.coefficients[0])
+    nearest = _falls(levels[is_nearest], sides[is_nearest])
+    numbers: dict[str | bytes, int] = {}
+    clusters = np.array([numbers.setdefault(edge.cluster, len(numbers)) for edge in edges])
+    error, freedom = fit.first_error(clusters)
+    beyond_growth = abs(fall) - float(np.mean([_growth_of_context(edge) for edge in edges]))
+    is_clear = (
+        len(numbers) >= _LEAST_CLUSTERS
+        and min(np.mean(roots[part] == 0) for part in (is_before, ~is_before)) <= _MOST_EQUAL
+        and nearest.size > 0
+        and float(nearest.mean()) * np.sign(fall) >= _LEAST_NEAREST * abs(fall)
+        and beyond_growth >= np.log(_LEAST_FOLD)
+        and t.sf(beyond_growth / max(error, _LEAST_ERROR), freedom) < norm.sf(_CLEAR_ERRORS)
+    )
+    return LevelRatio(float(np.exp(fall)), bool(is_clear))
+
+
+def _levels(roots: Floats, groups: Sequence[Ints]) -> Floats:
+    """The root of abs(d) in units of that of tokens of like probability in all responses, each response less its own
+    level [T]: a text that grows sure is no change, nor is one that is unsure and off throughout. Of the root no few
+    tokens decide, and a token whose log-probs are equal is 0.
+    """
+    levels = roots.copy()
+    for _ in range(_ROUNDS):
+        for group in groups:
+            levels /= np.maximum(np.bincount(group, levels) / np.maximum(np.bincount(group), 1), _LEAST_UNIT)[group]
+    return levels
+
+
+def _falls(levels: Floats, sides: Ints) -> Floats:
+    """The log of the level before over that behind the place, of each response with tokens [T] on both sides, which are
+    2 i and 2 i + 1.
+    """
+    counts, sums = np.bincount(sides, minlength=2), np.bincount(sides, levels, 2)
+    if counts.size % 2:
+        counts, sums = np.append(counts, 0), np.append(sums, 0)
+    counts, sums = counts.reshape(-1, 2), sums.reshape(-1, 2)
+    has_both = (counts > 0).all(axis=1)
+    before, behind = 2 * np.log(np.maximum(sums[has_both] / counts[has_both], _LEAST_LEVEL)).T
+    return np.asarray(before - behind)
+
+
+def _growth_of_context(edge: LevelEdge) -> float:
+    """From the tokens before the place to those behind it, in logarithms."""
+    before, behind = (edge.place + edge.offsets[part].mean() for part in (edge.offsets < 0, edge.offsets >= 0))
+    return float(np.log(behind / before))

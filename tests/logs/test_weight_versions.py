@@ -179,6 +179,10 @@ def first_eight(places: Floats) -> Floats:
     return np.where(places < 8, 8.0, 1.0)
 
 
+def right_before_place_2000(places: Floats) -> Floats:
+    return np.where((places >= 1930) & (places < 2000), 5.0, 1.0)
+
+
 def twenty(places: Floats) -> Floats:
     return np.full_like(places, 20)
 
@@ -235,6 +239,12 @@ def test_an_older_version_does_not_count_as_the_last_but_one() -> None:
     assert times == pytest.approx(1, rel=0.2)
 
 
+def test_what_lies_far_from_the_change_is_not_compared() -> None:
+    """Further back the sides lie together."""
+    text = SureText(growth=right_before_place_2000, change=2000, length=(4000, 4001))
+    assert text.reading(40).is_level_changed
+
+
 def test_parts_with_few_tokens_that_show_a_level_do_not_count() -> None:
     assert SureText(change=12).reading(100).times_before is None
 
@@ -261,7 +271,7 @@ def test_a_change_takes_eight_responses(number: int, is_changed: bool) -> None:
     assert SureText(20.0, change=50).reading(number).is_level_changed == is_changed
 
 
-@pytest.mark.parametrize(("num_prompts", "is_changed"), [(3, False), (4, True)])
+@pytest.mark.parametrize(("num_prompts", "is_changed"), [(1, False), (3, False), (4, True)])
 def test_a_change_takes_four_prompts(num_prompts: int, is_changed: bool) -> None:
     """The responses to one may share most of their tokens."""
     assert SureText(20.0, change=50, num_prompts=num_prompts).reading(80).is_level_changed == is_changed
@@ -269,7 +279,7 @@ def test_a_change_takes_four_prompts(num_prompts: int, is_changed: bool) -> None
 
 def test_copies_of_a_response_make_no_change_sure() -> None:
     text = SureText(num_prompts=5, spread=0.5)
-    logs = ([text.response(seed) for seed in range(5 * log, 5 * log + 5)] * 20 for log in range(30))
+    logs = ([text.response(seed) for seed in range(5 * log, 5 * log + 5)] * 20 for log in range(6))
     assert not any(reading_of(log).is_level_changed for log in logs)
 
 
