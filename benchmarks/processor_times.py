@@ -71,7 +71,7 @@ def by_name(file: Path) -> tuple[Counter[str], Counter[str], set[str]]:
     seconds, number, failed = Counter[str](), Counter[str](), set[str]()
     for line in file.read_text(encoding="utf-8").splitlines():
         test, processor, _, has_failed = json.loads(line)
-        name = test.rpartition("::")[2].partition("[")[0]
+        name = test.partition("::")[2].partition("[")[0]
         seconds[name] += processor
         number[name] += 1
         failed |= {name} if has_failed else set()

@@ -25,13 +25,7 @@ from mismatch_probe.stats.bins import (
 )
 from mismatch_probe.stats.curves import step_over_growth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
-from mismatch_probe.verdict.signatures.profile import (
-    LEAST_SIZES,
-    SIGNATURES,
-    Disagreement,
-    Sizes,
-    sizes_of,
-)
+from mismatch_probe.verdict.signatures.profile import LEAST_SIZES, SIGNATURES, Disagreement, Sizes, sizes_of
 
 BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
@@ -42,13 +36,15 @@ LEAST_AT_PHASE = 8
 """Tokens at one phase, uncertain ones."""
 
 OUTSTANDING, BEYOND_FORM = 3.0, 5.0
-"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and where all
-prompts have one length: tokens at one place of each line of a form are up to fourfold as far off as others as sure."""
+"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and that they
+have where the prompts' lengths are congruent modulo the block: there lines of a form may make the period.
+"""
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
 """Times the size before it that a step has at least, and nats by which it is likelier than growth where it is below
 threefold: a window that only weakens what lies outside doubles the deviation. Behind prompts of one length such a step
-may as well be one of the response, as where its form changes."""
+may as well be one of the response, as where its form changes.
+"""
 
 STANDARD_ERRORS = 8.0
 """By which the size at the phase lies above that of others; the largest of 100,000 normal numbers lies 4.3 above."""
@@ -86,22 +82,18 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
     rows = sequences.spread(np.arange(sequences.num_sequences))[mask]
     sizes = less_mean_of_row(of_tokens.logs, rows)
     places = disagreement.places[mask].astype(np.int64) - 1
-    score, block, phase = outstanding_phase(sizes, places, _blocks_of(places), LEAST_AT_PHASE)
+    blocks = [block for block in BLOCKS if 2 * block <= places.max() + 1]
+    score, block, phase = outstanding_phase(sizes, places, blocks, LEAST_AT_PHASE)
     is_at = places % block == phase
-    may_be_form = np.ptp((places - sequences.positions[mask]) % block) == 0
-    if score < STANDARD_ERRORS or of_tokens.times(is_at) < (BEYOND_FORM if may_be_form else OUTSTANDING):
+    times, may_be_form = of_tokens.times(is_at), np.ptp((places - sequences.positions[mask]) % block) == 0
+    if score < STANDARD_ERRORS or times < (BEYOND_FORM if may_be_form else OUTSTANDING):
         return None
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
     if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST or num_prompts < LEAST_PROMPTS:
         return None
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
-    return Period(block, phase, of_tokens.times(is_at), at_phase, mask & ~at_phase)
-
-
-def _blocks_of(places: Ints) -> list[int]:
-    """Those of which the context has two."""
-    return [block for block in BLOCKS if 2 * block <= places.max() + 1]
+    return Period(block, phase, times, at_phase, mask & ~at_phase)
 
 
 @SIGNATURES.of(Code.PERIOD)
