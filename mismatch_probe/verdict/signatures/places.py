@@ -84,12 +84,14 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
     places = disagreement.places[mask].astype(np.int64) - 1
     blocks = [block for block in BLOCKS if 2 * block <= places.max() + 1]
     score, block, phase = outstanding_phase(sizes, places, blocks, LEAST_AT_PHASE)
+    if score < STANDARD_ERRORS:
+        return None
     is_at = places % block == phase
     times, may_be_form = of_tokens.times(is_at), np.ptp((places - sequences.positions[mask]) % block) == 0
-    if score < STANDARD_ERRORS or times < (BEYOND_FORM if may_be_form else OUTSTANDING):
-        return None
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
-    if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST or num_prompts < LEAST_PROMPTS:
+    if times < (BEYOND_FORM if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
+        return None
+    if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
         return None
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
