@@ -278,11 +278,11 @@ def _falls(levels: Floats, sides: Ints) -> Floats:
         counts, sums = np.append(counts, 0), np.append(sums, 0)
     counts, sums = counts.reshape(-1, 2), sums.reshape(-1, 2)
     has_both = (counts > 0).all(axis=1)
-    before, behind = 2 * np.log(np.maximum(sums[has_both] / counts[has_both], _LEAST_LEVEL)).T
-    return np.asarray(before - behind)
+    before, after = 2 * np.log(np.maximum(sums[has_both] / counts[has_both], _LEAST_LEVEL)).T
+    return np.asarray(before - after)
 
 
 def _growth_of_context(edge: LevelEdge) -> float:
     """From the tokens before the place to those behind it, in logarithms."""
-    before, behind = (edge.place + edge.offsets[part].mean() for part in (edge.offsets < 0, edge.offsets >= 0))
-    return float(np.log(behind / before))
+    before, after = (edge.place + edge.offsets[part].mean() for part in (edge.offsets < 0, edge.offsets >= 0))
+    return float(np.log(after / before))
