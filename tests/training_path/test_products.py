@@ -1,4 +1,4 @@
-"""FP16 products on a CPU against their definition: exact products, FP32 accumulation, one rounding."""
+"""16-bit products on a CPU against their definition: exact products, FP32 accumulation, one rounding."""
 
 from pathlib import Path
 
@@ -13,69 +13,82 @@ UNIT_FP32 = 2.0**-24
 
 
 NATIVE = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+FORMATS = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(params=["own", "native"], autouse=True)
 def _whose_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test by this module's products, and by PyTorch's own where the processor has FP16 ones."""
+    """Every test by this module's products, and of FP16 by PyTorch's own where the processor has such."""
     native = request.param == "native"
     monkeypatch.setattr(module, "native_fp16_follows_the_definition", lambda: native and NATIVE)
+    monkeypatch.setattr(module, "has_native_bf16", lambda: False)
     monkeypatch.setattr(module, "fp32_by_onednn", lambda: not native)
 
 
-def halves(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).half()
+def halves(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
-def rounded_once(exact: torch.Tensor) -> torch.Tensor:
-    return exact.float().half()
+def rounded_once(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return exact.float().to(dtype)
+
+
+def assert_within_a_step(product: torch.Tensor, expected: torch.Tensor) -> None:
+    """Sums in another order differ by one step of the format at most, and by little more around 0."""
+    torch.testing.assert_close(product, expected, rtol=torch.finfo(expected.dtype).eps, atol=2**-13)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_short_sums_are_bitwise_the_definition(depth: int) -> None:
-    a, b = halves(64, depth), halves(depth, 48, seed=1)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_short_sums_are_bitwise_the_definition(dtype: torch.dtype, depth: int) -> None:
+    a, b = halves(64, depth, dtype=dtype), halves(depth, 48, seed=1, dtype=dtype)
     with CpuProducts():
         product = a @ b
-    assert torch.equal(product, rounded_once(a.double() @ b.double()))
+    assert torch.equal(product, rounded_once(a.double() @ b.double(), dtype))
 
 
-def test_sums_that_fp32_holds_exactly_are_bitwise_the_definition_at_any_depth() -> None:
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_sums_that_fp32_holds_exactly_are_bitwise_the_definition_at_any_depth(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    a = torch.randint(-40, 41, (30, 700), generator=generator).half()
-    b = torch.randint(-40, 41, (700, 20), generator=generator).half() / 64
+    a = torch.randint(-40, 41, (30, 700), generator=generator).to(dtype)
+    b = torch.randint(-40, 41, (700, 20), generator=generator).to(dtype) / 64
     with CpuProducts():
         product = a @ b
-    assert torch.equal(product, rounded_once(a.double() @ b.double()))
+    assert torch.equal(product, rounded_once(a.double() @ b.double(), dtype))
 
 
-def test_long_sums_stay_within_the_bound_of_fp32_accumulation() -> None:
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_long_sums_stay_within_the_bound_of_fp32_accumulation(dtype: torch.dtype) -> None:
     depth = 4096
-    a, b = halves(40, depth), halves(depth, 30, seed=1)
+    a, b = halves(40, depth, dtype=dtype), halves(depth, 30, seed=1, dtype=dtype)
     with CpuProducts():
         product = a @ b
     exact = a.double() @ b.double()
     accumulated = depth * UNIT_FP32 * (a.double().abs() @ b.double().abs())
-    half_a_step = 2.0**-11 * (exact.abs() + accumulated)
+    half_a_step = torch.finfo(dtype).eps / 2 * (exact.abs() + accumulated)
     assert ((product.double() - exact).abs() <= accumulated + half_a_step).all()
 
 
-def test_accumulating_in_fp16_would_be_caught_by_that_bound() -> None:
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_accumulating_in_16_bits_would_be_caught_by_that_bound(dtype: torch.dtype) -> None:
     depth = 4096
-    a, b = halves(4, depth), halves(depth, 3, seed=1)
-    product = torch.zeros(4, 3, dtype=torch.float16)
+    a, b = halves(4, depth, dtype=dtype), halves(depth, 3, seed=1, dtype=dtype)
+    product = torch.zeros(4, 3, dtype=dtype)
     for k in range(depth):
         product += a[:, k, None] * b[None, k]
     exact = a.double() @ b.double()
     accumulated = depth * UNIT_FP32 * (a.double().abs() @ b.double().abs())
-    assert ((product.double() - exact).abs() > accumulated + 2.0**-11 * (exact.abs() + accumulated)).any()
+    half_a_step = torch.finfo(dtype).eps / 2 * (exact.abs() + accumulated)
+    assert ((product.double() - exact).abs() > accumulated + half_a_step).any()
 
 
-def test_a_bias_is_added_before_the_rounding() -> None:
-    x, weight, bias = halves(50, 2), halves(40, 2, seed=1), halves(40, seed=2)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_bias_is_added_before_the_rounding(dtype: torch.dtype) -> None:
+    x, weight, bias = halves(50, 2, dtype=dtype), halves(40, 2, seed=1, dtype=dtype), halves(40, seed=2, dtype=dtype)
     with CpuProducts():
         outputs = F.linear(x, weight, bias)
     sums = (x.double() @ weight.double().T).float()
-    assert torch.equal(outputs, (sums + bias.float()).half())
+    assert torch.equal(outputs, (sums + bias.float()).to(dtype))
 
 
 def test_overflow_is_infinite_as_in_fp16() -> None:
@@ -84,37 +97,42 @@ def test_overflow_is_infinite_as_in_fp16() -> None:
     assert product.isinf().all()
 
 
-def test_every_spelling_of_a_product_obeys_the_definition() -> None:
-    x, weight = halves(3, 5, 16), halves(8, 16, seed=1)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_every_spelling_of_a_product_obeys_the_definition(dtype: torch.dtype) -> None:
+    x, weight = halves(3, 5, 16, dtype=dtype), halves(8, 16, seed=1, dtype=dtype)
     with CpuProducts():
         products = [
             F.linear(x, weight),
             x @ weight.T,
             torch.einsum("bsd,nd->bsn", x, weight),
             torch.bmm(x, weight.T.expand(3, 16, 8)),
-            torch.baddbmm(torch.zeros(3, 5, 8).half(), x, weight.T.expand(3, 16, 8)),
+            torch.baddbmm(torch.zeros(3, 5, 8).to(dtype), x, weight.T.expand(3, 16, 8)),
         ]
-    expected = (x.float() @ weight.float().T).half()
+    expected = (x.float() @ weight.float().T).to(dtype)
     for product in products:
-        assert product.dtype == torch.float16
-        torch.testing.assert_close(product, expected, rtol=2**-10, atol=2**-14)
+        assert product.dtype == dtype
+        assert_within_a_step(product, expected)
 
 
-def test_experts_products_obey_the_definition() -> None:
-    x, experts = halves(6, 16), halves(3, 16, 8, seed=1)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_experts_products_obey_the_definition(dtype: torch.dtype) -> None:
+    x, experts = halves(6, 16, dtype=dtype), halves(3, 16, 8, seed=1, dtype=dtype)
     with CpuProducts():
         products = F.grouped_mm(x, experts, offs=torch.tensor([2, 2, 6], dtype=torch.int32))
-    expected = torch.cat([x[:2].float() @ experts[0].float(), x[2:].float() @ experts[2].float()]).half()
-    torch.testing.assert_close(products, expected, rtol=2**-10, atol=2**-14)
+    expected = torch.cat([x[:2].float() @ experts[0].float(), x[2:].float() @ experts[2].float()]).to(dtype)
+    assert_within_a_step(products, expected)
 
 
-def test_products_larger_than_the_scratch_are_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, bias = halves(700, 32), halves(90, 32, seed=1), halves(90, seed=2)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_products_larger_than_the_scratch_are_the_same_in_blocks(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, bias = halves(700, 32, dtype=dtype), halves(90, 32, seed=1, dtype=dtype), halves(90, seed=2, dtype=dtype)
     with CpuProducts():
         product = F.linear(x, weight, bias)
         monkeypatch.setattr("mismatch_probe.training_path.arithmetic._SCRATCH_ELEMENTS", 1024)
         in_blocks = F.linear(x, weight, bias)
-    torch.testing.assert_close(in_blocks, product, rtol=2**-10, atol=2**-14)
+    assert_within_a_step(in_blocks, product)
 
 
 def test_attention_is_closer_to_exact_than_fp16_resolves() -> None:
@@ -135,15 +153,16 @@ def test_attention_under_a_mask_is_attention_under_it() -> None:
     torch.testing.assert_close(output.double(), exact, rtol=2**-10, atol=2**-18)
 
 
-def test_gradients_are_products_of_the_same_definition() -> None:
-    x, weight = halves(40, 24).requires_grad_(), halves(16, 24, seed=1).requires_grad_()
-    upstream = halves(40, 16, seed=2)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_gradients_are_products_of_the_same_definition(dtype: torch.dtype) -> None:
+    x, weight = halves(40, 24, dtype=dtype).requires_grad_(), halves(16, 24, seed=1, dtype=dtype).requires_grad_()
+    upstream = halves(40, 16, seed=2, dtype=dtype)
     with CpuProducts():
         F.linear(x, weight).backward(upstream)
     assert x.grad is not None
     assert weight.grad is not None
-    torch.testing.assert_close(x.grad, (upstream.float() @ weight.float()).half(), rtol=2**-10, atol=2**-14)
-    torch.testing.assert_close(weight.grad, (upstream.float().T @ x.float()).half(), rtol=2**-10, atol=2**-13)
+    assert_within_a_step(x.grad, (upstream.float() @ weight.float()).to(dtype))
+    assert_within_a_step(weight.grad, (upstream.float().T @ x.float()).to(dtype))
 
 
 def test_attention_has_gradients() -> None:
@@ -158,11 +177,12 @@ def test_attention_has_gradients() -> None:
         torch.testing.assert_close(half.grad.double(), double.grad, rtol=2**-9, atol=2**-10)
 
 
-def test_casts_of_autocast_are_followed() -> None:
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_casts_of_autocast_are_followed(dtype: torch.dtype) -> None:
     x, weight = torch.randn(7, 12), torch.randn(5, 12)
-    with torch.autocast("cpu", dtype=torch.float16), CpuProducts():
+    with torch.autocast("cpu", dtype=dtype), CpuProducts():
         product = F.linear(x, weight)
-    torch.testing.assert_close(product, (x.half().float() @ weight.half().float().T).half(), rtol=2**-10, atol=2**-14)
+    assert_within_a_step(product, (x.to(dtype).float() @ weight.to(dtype).float().T).to(dtype))
 
 
 def test_fp32_products_are_fp32() -> None:
@@ -181,24 +201,41 @@ def test_views_of_larger_matrices_multiply_as_their_copies() -> None:
     torch.testing.assert_close(product.double(), exact, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_formats_are_left_alone(dtype: torch.dtype) -> None:
-    a, b = torch.randn(9, 8).to(dtype), torch.randn(8, 7).to(dtype)
+def test_fp64_is_left_alone() -> None:
+    a, b = torch.randn(9, 8).double(), torch.randn(8, 7).double()
     plain = a @ b
     with CpuProducts():
         assert torch.equal(a @ b, plain)
 
 
-def test_empty_products_are_zero() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_bf16_is_left_alone_where_the_processor_has_products_of_it(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_native_bf16", lambda: native)
+    replaced = []
+    monkeypatch.setattr(module, "_16_bit_product", lambda func, args, kwargs: replaced.append(func) or func(*args))
+    inputs = [halves(1, 2, 6, 16, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    with torch.no_grad(), CpuProducts():
+        torch.bmm(inputs[0][0], inputs[1][0].mT)
+        inputs[0][0, 0] @ inputs[1][0, 0].T
+        assert len(replaced) == (0 if native else 2)
+        F.scaled_dot_product_attention(*inputs, is_causal=True)
+    assert len(replaced) == (0 if native else 2)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_empty_products_are_zero(dtype: torch.dtype) -> None:
     with CpuProducts():
-        assert torch.equal(halves(3, 0) @ halves(0, 2), torch.zeros(3, 2).half())
-        assert (halves(0, 4) @ halves(4, 2)).shape == (0, 2)
+        assert torch.equal(halves(3, 0, dtype=dtype) @ halves(0, 2, dtype=dtype), torch.zeros(3, 2).to(dtype))
+        assert (halves(0, 4, dtype=dtype) @ halves(4, 2, dtype=dtype)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_linear_of_inference_mode_is_that_of_a_training_step(with_bias: bool) -> None:
-    inputs, weight = halves(3, 5, 64), halves(16, 64, seed=1)
-    bias = halves(16, seed=2) if with_bias else None
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_linear_of_inference_mode_is_that_of_a_training_step(dtype: torch.dtype, with_bias: bool) -> None:
+    inputs, weight = halves(3, 5, 64, dtype=dtype), halves(16, 64, seed=1, dtype=dtype)
+    bias = halves(16, seed=2, dtype=dtype) if with_bias else None
     with CpuProducts():
         trained = F.linear(inputs, weight, bias)
         with torch.inference_mode():
