@@ -154,5 +154,5 @@ def _started_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
 
 def _without_unused_facts(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without those on products of a 16-bit format, where none are computed."""
-    unused = {f"{dtype}_products" for dtype in ("fp16", "bf16") if dtype != settings["dtype"]}
-    return {name: value for name, value in settings.items() if name not in unused}
+    of_other_formats = {f"{dtype}_products" for dtype in ("fp16", "bf16") if dtype != settings["dtype"]}
+    return {name: value for name, value in settings.items() if name not in of_other_formats}

@@ -310,8 +310,10 @@ class Arithmetic:
     @property
     def defines_cpu_products(self) -> bool:
         """Whether products are those of `CpuProducts`, which replaces no product of FP64."""
-        defined = {Dtype.FP16: True, Dtype.BF16: not has_native_bf16(), Dtype.FP32: fp32_by_onednn()}
-        return self.device_type == "cpu" and defined.get(self.dtype, False)
+        if self.device_type != "cpu":
+            return False
+        replaces = {Dtype.FP16: True, Dtype.BF16: not has_native_bf16(), Dtype.FP32: fp32_by_onednn()}
+        return replaces.get(self.dtype, False)
 
     @contextmanager
     def active(self) -> Iterator[None]:

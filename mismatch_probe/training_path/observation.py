@@ -159,12 +159,12 @@ def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
     """The flags while `arithmetic` is active, and the versions of the libraries."""
     with arithmetic.active():
         flags = product_flags(arithmetic.device_type)
-    defined = arithmetic.dtype if arithmetic.defines_cpu_products else None
+    dtype_defined_here = arithmetic.dtype if arithmetic.defines_cpu_products else None
     return {
         **flags,
         "autocast_dtype": None if arithmetic.autocast_dtype is None else short_name(arithmetic.autocast_dtype),
         **{
-            f"{dtype}_products": "accumulated in fp32 and rounded once" if dtype == defined else "native"
+            f"{dtype}_products": "accumulated in fp32 and rounded once" if dtype == dtype_defined_here else "native"
             for dtype in (Dtype.FP16, Dtype.BF16)
         },
         "fp32_products_by_onednn": arithmetic.device_type == "cpu" and fp32_by_onednn(),
