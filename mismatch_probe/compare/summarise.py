@@ -186,6 +186,7 @@ def _pair_summary(
         fp16_refused=manifest.fp16_refused,
         growth=growth_over_steps(data, level),
         last_step=last_step(data),
+        update_ratio=_update_ratio(manifest) if is_logged else None,
     )
     verdict = judge(case)
     measured = None if case.disagreement is None else case.disagreement.conditioning
@@ -209,6 +210,7 @@ def _pair_summary(
         full_vocabulary=full_vocabulary,
         routing=routing if isinstance(routing, RoutingCheck) else None,
         is_logged=is_logged,
+        update_ratio=case.update_ratio,
         steps=over_steps(data, level),
         growth=None if verdict.kind == "broken" else case.growth,
         conditioning=measured if isinstance(measured, Conditioning) else None,
@@ -221,6 +223,11 @@ def _log_faults(manifest: Manifest) -> list[Cause]:
     """The faults of the log that make its numbers meaningless."""
     notes = [] if manifest.log is None else manifest.log.notes
     return [Cause(code=note.code, sentence=note.sentence) for note in notes if note.level == "broken"]
+
+
+def _update_ratio(manifest: Manifest) -> float | None:
+    versions = None if manifest.log is None else manifest.log.versions
+    return versions.times_before if versions is not None and versions.is_level_changed else None
 
 
 def _subsample_metrics(

@@ -161,6 +161,8 @@ class Case:
     """Why the engine cannot compute in FP16; None where it can, or where a side already does."""
     growth: StepGrowth | None = None
     """How the KL grows over the steps of a log."""
+    update_ratio: float | None = None
+    """Level of d before the recorded changes of the weights over that after them; None unless they surely differ."""
     last_step: int | None = None
     """Of a log of several steps, whose checkpoint has the weights of one."""
 

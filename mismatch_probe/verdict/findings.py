@@ -22,6 +22,7 @@ from mismatch_probe.verdict.growth import step_to_explain
 from mismatch_probe.verdict.headline import (
     CHECKPOINT_TELLS,
     CHECKPOINT_TELLS_CAUSE,
+    CHECKPOINTS_TELL,
     HEADROOM,
     LOG_ENTROPY,
     explain_command,
@@ -93,7 +94,7 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     few_prompts = few_prompts_sentence(pair) if text.endswith(few_prompts_sentence(pair)) else ""
     text = text.removesuffix(few_prompts)
     if explanation is not None:
-        for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE):
+        for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE, CHECKPOINTS_TELL):
             text = text.replace(would_tell, _what_checkpoint_tells(explanation) or would_tell)
     answer = [text, *_sentences_behind(pair, documents), *([few_prompts.strip()] if few_prompts else [])]
     on_fp16 = _whether_fp16(summary, documents)

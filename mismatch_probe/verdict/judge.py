@@ -18,7 +18,7 @@ from mismatch_probe.verdict.departures import (
     other_checkpoint,
 )
 from mismatch_probe.verdict.growth import with_growth
-from mismatch_probe.verdict.headline import with_next_commands
+from mismatch_probe.verdict.headline import OTHER_WEIGHTS, update_words, with_next_commands
 from mismatch_probe.verdict.preflight.facts import AGREEMENT
 from mismatch_probe.verdict.rounding import (
     beyond_rounding,
@@ -63,15 +63,22 @@ def _with_conditioning(case: Case, verdict: Verdict) -> Verdict:
 
 
 def _with_levels(case: Case, verdict: Verdict) -> Verdict:
-    """The verdict on a log of unknown cause, with a change of level inside its responses: it names no weights."""
+    """The verdict on a log of unknown cause, with changes of level inside its responses: it names no weights.
+
+    Where the log records such changes, the command that is advised takes both weights, and no further advice is needed.
+    """
     is_named = verdict.kind not in ("undecided", "precision", "clean") and verdict.code != Code.BEYOND_FORMAT
     if not case.is_logged or case.disagreement is None or is_named:
         return verdict
+    evidence, advice = list(verdict.evidence), list(verdict.advice)
+    if case.update_ratio is not None:
+        evidence.append(update_words(case.update_ratio))
     change = level_change_of(case.disagreement)
-    if change is None:
-        return verdict
-    sentence = f"{change.words[0].upper()}{change.words[1:]}. `explain` with both checkpoints tells which."
-    evidence, advice = [*verdict.evidence, change.words], [*verdict.advice, sentence]
+    if change is not None:
+        evidence.append(change.words)
+        if case.update_ratio is None:
+            sentence = f"{change.words[0].upper()}{change.words[1:]}"
+            advice.append(f"{sentence}. `explain` with both checkpoints tells which (`{OTHER_WEIGHTS}`).")
     return verdict.model_copy(update={"evidence": evidence, "advice": advice})
 
 

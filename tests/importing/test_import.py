@@ -112,6 +112,21 @@ def test_versions_without_steps_have_a_table_and_no_empty_figure(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 12])
+def test_a_level_that_changes_where_the_log_records_new_weights_is_in_the_answer(tmp_path: Path, times: int) -> None:
+    written = rows(tokens=60, weight_versions=[["7", 0, 35], ["8", 35, 60]])
+    for one in written:
+        diff = np.subtract(one["train_logprobs"], one["logprobs"])
+        one["train_logprobs"] = (one["logprobs"] + diff * np.repeat([times, 1], [35, 25])).tolist()
+    run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
+    summary, pair = run.read_summary(), pair_of(run)
+    words = ("before a recorded change of the weights as after it", "--weights VERSION=CHECKPOINT")
+    shown = (summary.headline, "\n".join(pair.verdict.advice))
+    assert [word in text for word, text in zip(words, shown, strict=True)] == [times > 1] * 2
+    assert (pair.update_ratio or 1) == pytest.approx(times, rel=0.4)
+
+
+@pytest.mark.slow
 def test_weight_versions_of_any_length_are_kept_apart(tmp_path: Path) -> None:
     """A number of thousands of digits is a text."""
     written = [row(number, weight_version="9" * 4000 + str(number % 2)) for number in range(24)]

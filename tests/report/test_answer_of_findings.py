@@ -98,13 +98,18 @@ def test_a_departure_that_explain_names_is_the_bug() -> None:
     assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
 
 
-def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_the_checkpoint() -> None:
+@pytest.mark.parametrize("update_ratio", [None, 12.0])
+def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_a_checkpoint(
+    update_ratio: float | None,
+) -> None:
     summary = judged(OPEN)
-    assert "the checkpoint would tell" in compare_answer(summary).headline
+    [pair] = [pair.model_copy(update={"update_ratio": update_ratio}) for pair in summary.pairs]
+    summary = summary.model_copy(update={"pairs": [pair]})
+    assert "would tell whether it is a bug" in compare_answer(summary).headline
     nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
     sentence = headline(summary, explanation(nameless))
     assert sentence.startswith("Undecided: ")
-    assert "the checkpoint would tell" not in sentence
+    assert "would tell" not in sentence
     assert "no cause that was computed from the checkpoint explains it (explain)" in sentence
 
 
