@@ -1,9 +1,10 @@
 """What the KL of a log by its steps shows. One that grows leads the answer, and not its mean over all steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from mismatch_probe.notation import write_estimate, write_fold
+from mismatch_probe.notation import write_estimate, write_fold, write_number
 from mismatch_probe.records.summary import StepSummary, Verdict
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import StepGrowth
@@ -35,6 +36,31 @@ def levels_of(rows: Sequence[StepSummary]) -> StepLevels | None:
         return None
     estimates = newest.values()
     return StepLevels(list(newest), [each.value for each in estimates], [each.num_tokens for each in estimates])
+
+
+_FEWEST_STEPS_OF_A_TREND: Final = 3
+"""Two values are never flat: whatever they are, they may as well be the beginning of a growth."""
+
+
+def course_words(levels: StepLevels, texts: Mapping[int | None, str] = MappingProxyType({})) -> str:
+    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high; of two
+    steps that they are too few. texts: how the table of the steps writes the KL of each, where there is one.
+    """
+
+    def write(value: float, step: int) -> str:
+        return texts.get(step) or write_number(value)
+
+    low_step, high_step = levels.lowest[1], levels.highest[1]
+    low, high = write(*levels.lowest), write(*levels.highest)
+    if len(levels.steps) < _FEWEST_STEPS_OF_A_TREND:
+        pairs = zip(levels.values, levels.steps, strict=True)
+        each = " and ".join(f"{write(value, step)} at step {step}" for value, step in pairs)
+        return f"{each}, too few steps to show a trend"
+    extent = f"over {len(levels.steps)} steps"
+    if levels.is_flat:
+        return f"flat {extent} ({' to '.join(dict.fromkeys((low, high)))})"
+    ends = f"{low} at step {low_step}, {high} at step {high_step}"
+    return f"neither flat nor growing {extent} ({ends})"
 
 
 def _steps(first: int, last: int) -> str:

@@ -1,8 +1,7 @@
 """The whole run in one short answer, and the command that goes on from it."""
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Final
 
 from mismatch_probe.causes.comparison import Code
@@ -11,10 +10,9 @@ from mismatch_probe.dtypes import Dtype, sides_label
 from mismatch_probe.inert import words_line
 from mismatch_probe.notation import shown_number, write_estimate, write_many, write_number, write_percent, write_value
 from mismatch_probe.records.summary import Contrast, PairSummary, SettingFinding, SettingsContrast, Verdict
-from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.stats.results import Estimate
 from mismatch_probe.verdict.case import Case
-from mismatch_probe.verdict.growth import growth_sentence, last_steps, levels_of, step_to_explain
+from mismatch_probe.verdict.growth import course_words, growth_sentence, last_steps, levels_of, step_to_explain
 from mismatch_probe.verdict.rounding import known_differences, of_few_tokens
 from mismatch_probe.verdict.settings import rounding_words, settings_answer
 
@@ -195,31 +193,6 @@ def _kl_and_limit(pair: PairSummary) -> str:
     texts = {row.step: write_value(row.metrics["kl_k3"]) for row in pair.steps if "kl_k3" in row.metrics}
     course = "" if levels is None else f", {course_words(levels, texts)}"
     return f"{write_estimate(kl).value} a token, {against_limit(kl)}{of_few_tokens(pair.few_tokens)}{course}"
-
-
-_FEWEST_STEPS_OF_A_TREND: Final = 3
-"""Two values are never flat: whatever they are, they may as well be the beginning of a growth."""
-
-
-def course_words(levels: StepLevels, texts: Mapping[int | None, str] = MappingProxyType({})) -> str:
-    """Of a KL that shows no growth: `flat over 8 steps (1.63e-4 to 2.95e-4)`, or where it is low and where high; of two
-    steps that they are too few. texts: how the table of the steps writes the KL of each, where there is one.
-    """
-
-    def write(value: float, step: int) -> str:
-        return texts.get(step) or write_number(value)
-
-    low_step, high_step = levels.lowest[1], levels.highest[1]
-    low, high = write(*levels.lowest), write(*levels.highest)
-    if len(levels.steps) < _FEWEST_STEPS_OF_A_TREND:
-        pairs = zip(levels.values, levels.steps, strict=True)
-        each = " and ".join(f"{write(value, step)} at step {step}" for value, step in pairs)
-        return f"{each}, too few steps to show a trend"
-    extent = f"over {len(levels.steps)} steps"
-    if levels.is_flat:
-        return f"flat {extent} ({' to '.join(dict.fromkeys((low, high)))})"
-    ends = f"{low} at step {low_step}, {high} at step {high_step}"
-    return f"neither flat nor growing {extent} ({ends})"
 
 
 _FEW_PROMPTS: Final = 8

@@ -15,7 +15,8 @@ from mismatch_probe.report.page import answer_on_screen, run_answer
 from mismatch_probe.report.view import Answer
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.verdict.findings import with_findings
-from mismatch_probe.verdict.headline import LOG_ENTROPY, course_words
+from mismatch_probe.verdict.growth import course_words
+from mismatch_probe.verdict.headline import LOG_ENTROPY
 from tests.command_line import probe
 from tests.importing.imported import imported, pair_of
 from tests.importing.logs import log_of_levels

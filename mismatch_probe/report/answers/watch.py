@@ -10,8 +10,8 @@ from mismatch_probe.records.lines import MetricCurve, WatchRecord
 from mismatch_probe.report.view import Answer, Badge, Terms
 from mismatch_probe.stats.growth import StepLevels
 from mismatch_probe.verdict.curves import curve_sentence, rises
-from mismatch_probe.verdict.growth import growth_sentence, step_to_explain
-from mismatch_probe.verdict.headline import against_limit, course_words
+from mismatch_probe.verdict.growth import course_words, growth_sentence, step_to_explain
+from mismatch_probe.verdict.headline import against_limit
 
 _KINDS: Final = {"pass": "clean", "fail": "bug", "inconclusive": "undecided", "broken": "broken"}
 _COURSES: Final = {"mismatch/kl_k3": "KL (k3)", "mismatch/abs_logprob_diff": "mean |d|"}
