@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mismatch_probe.config.comparison import CompareSettings
 from mismatch_probe.config.load import parse_settings
+from mismatch_probe.dtypes import COARSE
 from mismatch_probe.engines.server.protocols import PROTOCOLS
 from mismatch_probe.engines.start import ENGINES
 from mismatch_probe.errors import INSTALL_ENGINES
@@ -154,5 +155,5 @@ def _started_settings(settings: CompareSettings) -> dict[str, dict[str, Any]]:
 
 def _without_unused_facts(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without those on products of a 16-bit format, where none are computed."""
-    of_other_formats = {f"{dtype}_products" for dtype in ("fp16", "bf16") if dtype != settings["dtype"]}
+    of_other_formats = {f"{dtype}_products" for dtype in COARSE if dtype != settings["dtype"]}
     return {name: value for name, value in settings.items() if name not in of_other_formats}

@@ -312,8 +312,9 @@ class Arithmetic:
         """Whether products are those of `CpuProducts`, which replaces no product of FP64."""
         if self.device_type != "cpu":
             return False
-        replaces = {Dtype.FP16: True, Dtype.BF16: not has_native_bf16(), Dtype.FP32: fp32_by_onednn()}
-        return replaces.get(self.dtype, False)
+        if self.dtype == Dtype.BF16:
+            return not has_native_bf16()
+        return self.dtype == Dtype.FP16 or (self.dtype == Dtype.FP32 and fp32_by_onednn())
 
     @contextmanager
     def active(self) -> Iterator[None]:

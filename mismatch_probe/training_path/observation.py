@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from mismatch_probe.config.model import Offload
-from mismatch_probe.dtypes import Dtype, short_name
+from mismatch_probe.dtypes import COARSE, short_name
 from mismatch_probe.errors import EngineError, UsageError, message_of
 from mismatch_probe.training_path.arithmetic import Arithmetic, fp32_by_onednn, product_flags
 from mismatch_probe.training_path.batching import ChunkedHead
@@ -165,7 +165,7 @@ def describe_arithmetic(arithmetic: Arithmetic) -> dict[str, Any]:
         "autocast_dtype": None if arithmetic.autocast_dtype is None else short_name(arithmetic.autocast_dtype),
         **{
             f"{dtype}_products": "accumulated in fp32 and rounded once" if dtype == dtype_defined_here else "native"
-            for dtype in (Dtype.FP16, Dtype.BF16)
+            for dtype in COARSE
         },
         "fp32_products_by_onednn": arithmetic.device_type == "cpu" and fp32_by_onednn(),
         "num_threads": torch.get_num_threads(),
