@@ -114,7 +114,7 @@ _HARMLESS_SETTINGS: Final = (
 anew, are checked elsewhere, or count the ranks that hold a model.
 """
 _THREADS: Final = "num_threads"
-_NOT_RECORDED_BEFORE: Final = {"tensor_parallel": 1}
+_NOT_RECORDED_BEFORE: Final = {"tensor_parallel": 1, "bf16_products": "native"}
 """Effective settings of earlier versions, which did not record them."""
 
 

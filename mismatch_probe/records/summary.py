@@ -260,8 +260,8 @@ class PairSummary(OfSides):
     is_logged: bool = False
     """Both were logged."""
     update_ratio: float | None = None
-    """The level of d before the changes of the weights that the log records over that after them; None unless they
-    differ beyond doubt."""
+    """The level of d before the last change of the weights that the log records in a response over that after it; None
+    unless they differ beyond doubt."""
     conditioning: Conditioning | None = None
     """What rounding in FP32 does to the checkpoint; None unless the pair would have been called a bug by its size."""
     verdict: Verdict

@@ -3,9 +3,10 @@
 Definition, for matrices A and B of FP16 or BF16: C = round(sum_k A_ik B_kj), where each product is exact (its 22 or 16
 significant bits fit FP32's 24), the sum is accumulated in FP32, a bias is added in FP32, and the result is rounded
 once, to the nearest, ties to even. PyTorch's own products of a 16-bit format are several times slower than this on a
-CPU without instructions for it. On one that has them, BF16 products are PyTorch's own, and so are FP16 matrix products
-where a trial shows that they follow this definition. Attention takes FP16 queries, keys and values, is computed in FP32
-and rounded once; of BF16, that holds for its backward pass, whose kernel is slow on short sequences.
+CPU without instructions for it, but for those of few rows, where BF16 stays PyTorch's own. On one that has them, BF16
+products are PyTorch's own, and so are FP16 matrix products where a trial shows that they follow this definition.
+Attention takes FP16 queries, keys and values, is computed in FP32 and rounded once; of BF16, that holds for its
+backward pass, whose kernel is slow on short sequences.
 
 FP32 products go to oneDNN instead of MKL, which leaves half of an AMD processor's vector width unused; on Intel's, MKL
 is the faster. FP64 goes through model code that asks for FP32 by name. Formats, flags and modes are entered for a
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,8 @@ aten = torch.ops.aten
 _SCRATCH_ELEMENTS: Final = 4 * 2**20
 _ROWS_PER_BLOCK: Final = 1024
 _ROW_STEP: Final = 32
+_FEWEST_ROWS: Final = 16
+"""Of fewer rows PyTorch's own BF16 loops are done before the other matrix is widened to FP32."""
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _INTEL: Final = "GenuineIntel"
 
@@ -59,7 +63,7 @@ _PRODUCTS: Final = _ONE_OUTPUT | {
 
 
 class CpuProducts(TorchDispatchMode):
-    """While entered, every product of FP16, BF16 or FP32 CPU tensors follows this module's definition.
+    """While entered, products of FP16, BF16 or FP32 CPU tensors follow this module's definition.
 
     It acts below autograd and autocast: forward, backward and autocast's casts reach it as the same few operators, in
     every spelling of a product (`linear`, `@`, `einsum`, experts). It changes no other tensors and formats.
@@ -73,16 +77,21 @@ class CpuProducts(TorchDispatchMode):
             return func(*args, **kwargs)
         if args[0].dtype == torch.float32 and fp32_by_onednn():
             return _fp32_product(func, args, kwargs)
-        if is_16_bit(args[0]) and not _is_native(func, args[0].dtype, kwargs):
+        if is_16_bit(args[0]) and not _is_native(func, args, kwargs):
             return _16_bit_product(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _is_native(func: Any, dtype: torch.dtype, kwargs: dict[str, Any]) -> bool:
-    """Whether PyTorch's own operator computes this product of a 16-bit format."""
-    if dtype == torch.float16:
+def _is_native(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether PyTorch's own operator computes this product of a 16-bit format; it refuses what has two formats."""
+    if func is _ATTENTION_BACKWARD:
+        return False
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()}
+    if len(dtypes) > 1:
+        return True
+    if args[0].dtype == torch.float16:
         return func in _MATRIX_PRODUCTS and not kwargs and native_fp16_follows_the_definition()
-    return func is _ATTENTION or (func is not _ATTENTION_BACKWARD and has_native_bf16())
+    return func is _ATTENTION or has_native_bf16()
 
 
 def _16_bit_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -91,7 +100,7 @@ def _16_bit_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return _16_bit_matmul(*args)
     if func is aten.addmm.default:
         return _16_bit_matmul(args[1], args[2], addend=args[0], **kwargs)
-    if func is aten.linear.default:
+    if func is aten.linear.default and args[1].dim() == 2:
         return _16_bit_linear(*args)
     if func is aten.bmm.default:
         return _16_bit_batched_matmul(*args)
@@ -133,22 +142,27 @@ def _16_bit_matmul(
     these objects between freed temporaries keep the heap from shrinking.
     """
     (num_rows, depth), num_columns = a_MK.shape, b_KN.shape[1]
-    addend_MN = None if addend is None else addend.expand(num_rows, num_columns)
+    if a_MK.dtype == torch.bfloat16 and num_rows < _FEWEST_ROWS:
+        return a_MK @ b_KN if addend is None else torch.addmm(addend, a_MK, b_KN, alpha=alpha, beta=beta)
+    addend_MN = None if addend is None or beta == 0 else addend.expand(num_rows, num_columns)
     output_MN = torch.empty(num_rows, num_columns, dtype=a_MK.dtype)
     for columns in _block_slices(num_columns, max(1, _SCRATCH_ELEMENTS // max(depth, 1))):
         b_block = b_KN[:, columns].float()
         for rows in _block_slices(num_rows, _ROWS_PER_BLOCK):
             block = _padded_product(a_MK[rows].float(), b_block)
+            if alpha != 1:
+                block.mul_(alpha)
             if addend_MN is not None:
-                block.mul_(alpha).add_(addend_MN[rows, columns].float(), alpha=beta)
+                block.add_(addend_MN[rows, columns].float(), alpha=beta)
             output_MN[rows, columns] = block
     return output_MN
 
 
 def _16_bit_linear(input_XK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
     """`linear`, which inference mode does not decompose."""
-    output_MN = _16_bit_matmul(input_XK.flatten(0, -2), weight_NK.t(), addend=bias_N)
-    return output_MN.view(*input_XK.shape[:-1], -1)
+    num_columns, depth = weight_NK.shape
+    rows_MK = input_XK.reshape(prod(input_XK.shape[:-1]), depth)
+    return _16_bit_matmul(rows_MK, weight_NK.t(), addend=bias_N).view(*input_XK.shape[:-1], num_columns)
 
 
 def _padded_product(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
@@ -166,10 +180,16 @@ def _16_bit_batched_matmul(a_BMK: torch.Tensor, b_BKN: torch.Tensor) -> torch.Te
     return output_BMN
 
 
-def _16_bit_grouped_matmul(a_TK: torch.Tensor, b_EKN: torch.Tensor, offs: torch.Tensor, **rest: Any) -> torch.Tensor:
+def _16_bit_grouped_matmul(
+    a_TK: torch.Tensor,
+    b_EKN: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """The product of rows offs[e-1]:offs[e] with matrix e: the experts of a mixture."""
-    if any(value is not None for value in rest.values()):
-        product: torch.Tensor = _computed_in_fp32(aten._grouped_mm.default, (a_TK, b_EKN, offs), rest).to(a_TK.dtype)
+    if bias is not None or out_dtype not in (None, a_TK.dtype):
+        product: torch.Tensor = aten._grouped_mm.default(a_TK, b_EKN, offs, bias, out_dtype)
         return product
     output_TN = torch.zeros(a_TK.shape[0], b_EKN.shape[2], dtype=a_TK.dtype)
     start = 0
@@ -207,6 +227,7 @@ def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+@cache
 def has_native_bf16() -> bool:
     """Whether oneDNN has BF16 products for this processor; PyTorch's own loops are slow where it has none."""
     return _has_onednn() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -162,7 +162,7 @@ class Case:
     growth: StepGrowth | None = None
     """How the KL grows over the steps of a log."""
     update_ratio: float | None = None
-    """Level of d before the recorded changes of the weights over that after them; None unless they surely differ."""
+    """Level of d before the last recorded change of the weights over that after it; None unless they surely differ."""
     last_step: int | None = None
     """Of a log of several steps, whose checkpoint has the weights of one."""
 

@@ -25,6 +25,7 @@ from mismatch_probe.verdict.headline import (
     CHECKPOINTS_TELL,
     HEADROOM,
     LOG_ENTROPY,
+    OTHER_WEIGHTS,
     explain_command,
     few_prompts_sentence,
     foremost,
@@ -94,7 +95,8 @@ def headline_of(summary: Summary, documents: Sequence[Document]) -> str:
     few_prompts = few_prompts_sentence(pair) if text.endswith(few_prompts_sentence(pair)) else ""
     text = text.removesuffix(few_prompts)
     if explanation is not None:
-        for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE, CHECKPOINTS_TELL):
+        of_both = [CHECKPOINTS_TELL] if explanation.settings.weights else []
+        for would_tell in (CHECKPOINT_TELLS, CHECKPOINT_TELLS_CAUSE, *of_both):
             text = text.replace(would_tell, _what_checkpoint_tells(explanation) or would_tell)
     answer = [text, *_sentences_behind(pair, documents), *([few_prompts.strip()] if few_prompts else [])]
     on_fp16 = _whether_fp16(summary, documents)
@@ -180,6 +182,11 @@ def _verdict_of_pair(pair: PairSummary, documents: Sequence[Document]) -> Verdic
         if localization is not None:
             verdict = _with_localization(verdict, localization)
     commands = [_command(document) for document in documents if not isinstance(document, Audit)]
+    commands += [
+        f"{_command(document)} {OTHER_WEIGHTS}"
+        for document in documents
+        if isinstance(document, Explanation) and document.settings.weights
+    ]
     advice = [each for each in verdict.advice if not any(_asks_for(command, each) for command in commands)]
     if any(isinstance(document, Explanation) for document in documents):
         advice = [each for each in advice if each != LOG_ENTROPY]

@@ -25,7 +25,7 @@ WIDE: Final = 2.0
 
 CHECKPOINT_TELLS: Final = "the checkpoint would tell whether it is a bug"
 CHECKPOINT_TELLS_CAUSE: Final = "the checkpoint would tell the cause"
-CHECKPOINTS_TELL: Final = "the checkpoints of both weights would tell whether it is a bug"
+CHECKPOINTS_TELL: Final = "the checkpoints before and after it would tell whether it is a bug"
 
 _SEVERITY = ("broken", "bug", "undecided", "precision", "clean")
 _NO_MEASURE_OF_PRECISION = ("broken", "bug")
@@ -237,7 +237,7 @@ def update_words(ratio: float) -> str:
     """How the deviation changes where a log records that the weights do. ratio: its level before over that after."""
     first, second = ("before", "after") if ratio > 1 else ("after", "before")
     times = write_number(max(ratio, 1 / ratio))
-    return f"d is {times} times as large {first} a recorded change of the weights as {second} it"
+    return f"d is {times} times as large {first} the last recorded change of the weights as {second} it"
 
 
 def _closer(pair: PairSummary, contrasts: Sequence[Contrast]) -> str:
@@ -280,7 +280,7 @@ RUN: Final = "RUN"
 GO_ON: Final = f"mismatch-probe compare --out {RUN} --resume"
 ADD_EXACT_PAIR: Final = f"{GO_ON} --dtype fp32"
 EXPLAIN: Final = f"mismatch-probe explain {RUN} --model CHECKPOINT"
-OTHER_WEIGHTS: Final = "--weights VERSION=CHECKPOINT"
+OTHER_WEIGHTS: Final = "--weights VERSION=FOLDER"
 
 
 def explain_command(step: int | None) -> str:
@@ -328,8 +328,9 @@ def _try_causes(case: Case) -> str:
     step = case.last_step if case.growth is None else step_to_explain(case.growth)
     if case.update_ratio is not None:
         return (
-            "With the checkpoints of both weights, each suspected cause is computed and each response is compared part "
-            f"by part: `{explain_command(step)} {OTHER_WEIGHTS}`"
+            "With the checkpoint after the last recorded change of the weights, and the one before it as --weights, "
+            "each suspected cause is computed and each response is compared part by part: "
+            f"`{explain_command(step)} {OTHER_WEIGHTS}`"
         )
     responses = "these responses" if step is None else f"the responses of step {step}"
     return (

@@ -63,16 +63,17 @@ def _with_conditioning(case: Case, verdict: Verdict) -> Verdict:
 
 
 def _with_levels(case: Case, verdict: Verdict) -> Verdict:
-    """The verdict on a log of unknown cause, with changes of level inside its responses: it names no weights.
+    """The verdict on a log, with changes of level inside its responses: they name no weights.
 
-    Where the log records such changes, the command that is advised takes both weights, and no further advice is needed.
+    Changes that the log records are evidence on any sound log that is not clean, and the command that is advised takes
+    both weights. Those that it does not record are looked for where the cause is unknown.
     """
+    evidence, advice = list(verdict.evidence), list(verdict.advice)
+    if case.update_ratio is not None and verdict.kind not in ("broken", "clean"):
+        evidence.append(update_words(case.update_ratio))
     is_named = verdict.kind not in ("undecided", "precision", "clean") and verdict.code != Code.BEYOND_FORMAT
     if not case.is_logged or case.disagreement is None or is_named:
-        return verdict
-    evidence, advice = list(verdict.evidence), list(verdict.advice)
-    if case.update_ratio is not None:
-        evidence.append(update_words(case.update_ratio))
+        return verdict.model_copy(update={"evidence": evidence})
     change = level_change_of(case.disagreement)
     if change is not None:
         evidence.append(change.words)

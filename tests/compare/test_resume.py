@@ -280,3 +280,9 @@ def test_a_stage_begun_before_tensor_parallel_was_recorded_goes_on_and_not_over_
     assert later_settings("score-train-bf16", {"dtype": "bf16"}, {"dtype": "bf16", "tensor_parallel": 1}) == []
     with pytest.raises(RunDirectoryError, match=r"began with tensor_parallel = 1 \(now 2\)"):
         later_settings("score-train-bf16", {"dtype": "bf16"}, {"dtype": "bf16", "tensor_parallel": 2})
+
+
+def test_a_stage_begun_before_bf16_products_were_recorded_goes_on_where_they_are_native() -> None:
+    assert later_settings("score-train-bf16", {"dtype": "bf16"}, {"dtype": "bf16", "bf16_products": "native"}) == []
+    with pytest.raises(RunDirectoryError, match=r"began with bf16_products = 'native'"):
+        later_settings("score-train-bf16", {"dtype": "bf16"}, {"dtype": "bf16", "bf16_products": "accumulated in fp32"})

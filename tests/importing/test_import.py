@@ -120,7 +120,7 @@ def test_a_level_that_changes_where_the_log_records_new_weights_is_in_the_answer
         one["train_logprobs"] = (one["logprobs"] + diff * np.repeat([times, 1], [35, 25])).tolist()
     run = imported(tmp_path, write(tmp_path / "log.jsonl", written))
     summary, pair = run.read_summary(), pair_of(run)
-    words = ("before a recorded change of the weights as after it", "--weights VERSION=CHECKPOINT")
+    words = ("before the last recorded change of the weights as after it", "--weights VERSION=FOLDER")
     shown = (summary.headline, "\n".join(pair.verdict.advice))
     assert [word in text for word, text in zip(words, shown, strict=True)] == [times > 1] * 2
     assert (pair.update_ratio or 1) == pytest.approx(times, rel=0.4)

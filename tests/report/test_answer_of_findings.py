@@ -18,7 +18,7 @@ from mismatch_probe.report.answers.compare import compare_answer, summary_of_run
 from mismatch_probe.report.page import answer_on_screen
 from mismatch_probe.report.screen import print_answer
 from mismatch_probe.verdict.findings import with_findings
-from mismatch_probe.verdict.headline import EXPLAIN, foremost
+from mismatch_probe.verdict.headline import EXPLAIN, OTHER_WEIGHTS, explain_command, foremost
 from tests.command_line import probe
 from tests.report import samples
 from tests.report.documents import headroom, localization
@@ -98,6 +98,22 @@ def test_a_departure_that_explain_names_is_the_bug() -> None:
     assert [tile.value for tile in tiles[1:]] == ["Temperature", "Use one temperature"]
 
 
+@pytest.mark.parametrize("weights", [{}, {"7": "ckpt/7"}])
+def test_the_command_with_both_weights_is_advised_until_it_was_run_with_both(weights: dict[str, str]) -> None:
+    command = f"{explain_command(None)} {OTHER_WEIGHTS}"
+    advised = OPEN.model_copy(update={"advice": [f"Compare part by part: `{command}`"]})
+    summary = judged(advised)
+    [pair] = [pair.model_copy(update={"update_ratio": 12.0}) for pair in summary.pairs]
+    nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
+    filed = explanation(nameless)
+    settings = filed.settings.model_copy(update={"weights": weights})
+    known = with_findings(
+        summary.model_copy(update={"pairs": [pair]}), [filed.model_copy(update={"settings": settings})]
+    )
+    assert any(command in line for line in known.verdict.advice) is not bool(weights)
+    assert ("the checkpoints before and after it would tell" in known.headline) is not bool(weights)
+
+
 @pytest.mark.parametrize("update_ratio", [None, 12.0])
 def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_a_checkpoint(
     update_ratio: float | None,
@@ -107,7 +123,9 @@ def test_what_explain_cannot_explain_stays_undecided_and_does_not_wait_for_a_che
     summary = summary.model_copy(update={"pairs": [pair]})
     assert "would tell whether it is a bug" in compare_answer(summary).headline
     nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
-    sentence = headline(summary, explanation(nameless))
+    filed = explanation(nameless)
+    settings = filed.settings.model_copy(update={"weights": {"7": "ckpt/7"}})
+    sentence = headline(summary, filed.model_copy(update={"settings": settings}))
     assert sentence.startswith("Undecided: ")
     assert "would tell" not in sentence
     assert "no cause that was computed from the checkpoint explains it (explain)" in sentence

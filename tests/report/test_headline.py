@@ -96,14 +96,14 @@ ANSWERS = [
     (
         judged(OPEN, "undecided", is_logged=True, update_ratio=10.8),
         "Undecided: the log's sides differ by KL 9.7e-5 a token, 10 % of NeMo-RL's limit; d is 10.8 times as large "
-        "before a recorded change of the weights as after it; the checkpoints of both weights would tell whether it is "
-        "a bug.",
+        "before the last recorded change of the weights as after it; the checkpoints before and after it would tell "
+        "whether it is a bug.",
     ),
     (
         judged(OPEN, "undecided", is_logged=True, update_ratio=0.2),
         "Undecided: the log's sides differ by KL 9.7e-5 a token, 10 % of NeMo-RL's limit; d is 5 times as large after "
-        "a recorded change of the weights as before it; the checkpoints of both weights would tell whether it is a "
-        "bug.",
+        "the last recorded change of the weights as before it; the checkpoints before and after it would tell whether "
+        "it is a bug.",
     ),
     (
         judged(cause("other_checkpoint", "The checkpoint is not the one that made this log."), "undecided"),

@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.training_path import arithmetic as module
 from mismatch_probe.training_path.arithmetic import CpuProducts, fp32_by_onednn, native_fp16_follows_the_definition
+from mismatch_probe.training_path.observation import describe_arithmetic
 
 UNIT_FP32 = 2.0**-24
 
@@ -199,6 +201,82 @@ def test_views_of_larger_matrices_multiply_as_their_copies() -> None:
         product = wide[:, 5:35] @ tall[10:70:2, 3:]
     exact = wide[:, 5:35].double() @ tall[10:70:2, 3:].double()
     torch.testing.assert_close(product.double(), exact, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_an_addend_and_both_sums_have_their_factors(dtype: torch.dtype) -> None:
+    a, b, addend = (halves(40, 40, seed=seed, dtype=dtype) for seed in range(3))
+    with CpuProducts():
+        product = torch.addmm(addend, a, b, alpha=2, beta=0.5)
+        without = torch.addmm(torch.full_like(addend, torch.nan), a, b, beta=0)
+    sums = a.float() @ b.float()
+    assert_within_a_step(product, (2 * sums + 0.5 * addend.float()).to(dtype))
+    assert_within_a_step(without, sums.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("shape", [(0, 24), (2, 0, 24), (24,), (3, 0)])
+def test_a_linear_of_inference_mode_takes_every_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs, weight = halves(*shape, dtype=dtype), halves(16, shape[-1], seed=1, dtype=dtype)
+    with CpuProducts(), torch.inference_mode():
+        output = F.linear(inputs, weight)
+        dot = F.linear(inputs, weight[0])
+    assert output.shape == (*shape[:-1], 16)
+    assert dot.shape == shape[:-1]
+    assert_within_a_step(output, F.linear(inputs.float(), weight.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_two_formats_in_one_product_are_refused_as_without_it(dtype: torch.dtype) -> None:
+    with CpuProducts(), pytest.raises(RuntimeError, match="dtype"):
+        halves(40, 8, dtype=dtype) @ torch.randn(8, 4)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_experts_products_may_name_their_own_format(dtype: torch.dtype) -> None:
+    x, experts = halves(6, 16, dtype=dtype), halves(3, 16, 8, seed=1, dtype=dtype)
+    offs = torch.tensor([2, 2, 6], dtype=torch.int32)
+    with CpuProducts():
+        assert torch.equal(F.grouped_mm(x, experts, offs=offs, out_dtype=dtype), F.grouped_mm(x, experts, offs=offs))
+
+
+@pytest.mark.parametrize(("rows", "is_own"), [(15, False), (16, True)])
+def test_bf16_products_of_few_rows_are_pytorchs_own(rows: int, is_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, bias = halves(rows, 24, dtype=torch.bfloat16), halves(16, 24, dtype=torch.bfloat16), torch.ones(16).bfloat16()
+    widened = []
+    monkeypatch.setattr(module, "_padded_product", lambda a, b: widened.append(a) or torch.mm(a, b))
+    with CpuProducts():
+        for product in (lambda: a @ b.T, lambda: F.linear(a, b), lambda: torch.addmm(bias, a, b.T)):
+            widened.clear()
+            assert product().shape == (rows, 16)
+            assert bool(widened) == is_own
+
+
+def test_every_bf16_operator_is_replaced_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = []
+    own = module._16_bit_product
+    monkeypatch.setattr(
+        module, "_16_bit_product", lambda func, args, kwargs: replaced.append(func) or own(func, args, kwargs)
+    )
+    a, b = (halves(20, 20, seed=seed, dtype=torch.bfloat16) for seed in range(2))
+    with CpuProducts(), torch.no_grad():
+        products = [
+            a @ b, torch.addmm(a, a, b), F.linear(a, b), torch.bmm(a[None], b[None]), a @ b[0], torch.dot(a[0], b[0]),
+            torch.addmv(a[0], a, b[0]), torch.baddbmm(a[None], a[None], b[None]),
+            F.grouped_mm(a, b[None], offs=torch.tensor([20], dtype=torch.int32)),
+        ]  # fmt: skip
+    assert len(replaced) == len(products)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_scoring_pass_enters_them_for_bf16_where_the_processor_has_none(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_native_bf16", lambda: native)
+    scoring = module.Arithmetic(Dtype.BF16, "cpu", None, is_reference=False)
+    assert scoring.defines_cpu_products is not native
+    assert describe_arithmetic(scoring)["bf16_products"].startswith("native" if native else "accumulated in fp32")
+    assert not module.Arithmetic(Dtype.BF16, "cuda", None, is_reference=False).defines_cpu_products
 
 
 def test_fp64_is_left_alone() -> None:

@@ -203,7 +203,7 @@ def test_a_log_with_such_a_change_says_so_and_accuses_no_weights() -> None:
     verdict = judge(case(updated(0, 30, 0.6, rises=False), is_logged=True))
     assert verdict.kind == "undecided"
     assert any("falls at once" in line for line in verdict.evidence)
-    assert "`explain` with both checkpoints tells which (`--weights VERSION=CHECKPOINT`)." in verdict.advice[-1]
+    assert "`explain` with both checkpoints tells which (`--weights VERSION=FOLDER`)." in verdict.advice[-1]
     assert (
         judge(
             case(alone(simulated.clean(simulated.world()))),
@@ -215,10 +215,15 @@ def test_a_log_with_such_a_change_says_so_and_accuses_no_weights() -> None:
 def test_a_change_that_the_log_records_is_evidence_and_its_command_takes_both_weights() -> None:
     logged = case(updated(0, 30, 0.6, rises=False), is_logged=True)
     verdict = judge(replace(logged, update_ratio=12.0))
-    assert "d is 12 times as large before a recorded change of the weights as after it" in verdict.evidence
+    words = "d is 12 times as large before the last recorded change of the weights as after it"
+    assert words in verdict.evidence
     assert any("falls at once" in line for line in verdict.evidence)
     [command] = [line for line in verdict.advice if "explain" in line]
-    assert command.endswith("`mismatch-probe explain RUN --model CHECKPOINT --weights VERSION=CHECKPOINT`")
+    assert command.endswith("`mismatch-probe explain RUN --model CHECKPOINT --weights VERSION=FOLDER`")
+    of_a_step = judge(replace(logged, update_ratio=12.0, last_step=7)).advice
+    assert any("explain RUN --model CHECKPOINT --step 7 --weights VERSION=FOLDER`" in line for line in of_a_step)
+    clean = case(alone(simulated.clean(simulated.world())), is_logged=True)
+    assert (judge(clean).kind, words in judge(replace(clean, update_ratio=12.0)).evidence) == ("clean", False)
     assert not any("--weights" in line for line in judge(logged).advice if "mismatch-probe" in line)
 
 
