@@ -101,17 +101,18 @@ def test_a_departure_that_explain_names_is_the_bug() -> None:
 @pytest.mark.parametrize("weights", [{}, {"7": "ckpt/7"}])
 def test_the_command_with_both_weights_is_advised_until_it_was_run_with_both(weights: dict[str, str]) -> None:
     command = f"{explain_command(None)} {OTHER_WEIGHTS}"
-    advised = OPEN.model_copy(update={"advice": [f"Compare part by part: `{command}`"]})
-    summary = judged(advised)
+    summary = judged(OPEN.model_copy(update={"advice": [f"Compare part by part: `{command}`"]}))
     [pair] = [pair.model_copy(update={"update_ratio": 12.0}) for pair in summary.pairs]
+    summary = summary.model_copy(update={"pairs": [pair]})
+
+    def known(verdict: Verdict) -> Summary:
+        filed = explanation(verdict)
+        settings = filed.settings.model_copy(update={"weights": weights})
+        return with_findings(summary, [filed.model_copy(update={"settings": settings})])
+
+    assert any(command in line for line in known(DECLARED).verdict.advice) is not bool(weights)
     nameless = Verdict(kind="undecided", code="unexplained", sentence="The engine's side departs, by no known cause.")
-    filed = explanation(nameless)
-    settings = filed.settings.model_copy(update={"weights": weights})
-    known = with_findings(
-        summary.model_copy(update={"pairs": [pair]}), [filed.model_copy(update={"settings": settings})]
-    )
-    assert any(command in line for line in known.verdict.advice) is not bool(weights)
-    assert ("the checkpoints before and after it would tell" in known.headline) is not bool(weights)
+    assert ("the checkpoints before and after it would tell" in known(nameless).headline) is not bool(weights)
 
 
 @pytest.mark.parametrize("update_ratio", [None, 12.0])
