@@ -67,6 +67,12 @@ def test_what_is_said_of_16_bit_products_is_what_a_trial_came_to(
     assert ("BF16" in remark) == made.endswith("False")
 
 
+@pytest.mark.parametrize(("dtype", "shown"), [("fp32", set()), ("fp16", {"fp16"}), ("bf16", {"bf16"})])
+def test_of_16_bit_products_those_that_are_computed_are_shown(dtype: str, shown: set[str]) -> None:
+    settings = {"dtype": dtype, "fp16_products": "native", "bf16_products": "native"}
+    assert set(examination._without_unused_facts(settings)) == {"dtype", *(f"{name}_products" for name in shown)}
+
+
 def test_the_trial_of_products_is_made_where_torch_is_imported() -> None:
     from mismatch_probe.training_path.arithmetic import has_native_bf16, native_fp16_follows_the_definition
 

@@ -9,7 +9,10 @@ import pyarrow.dataset as dataset
 import pytest
 
 from mismatch_probe.cli import progress
+from mismatch_probe.compare.summarise import summarise
 from mismatch_probe.errors import ExitCode
+from mismatch_probe.records.log_readings import VersionReading
+from mismatch_probe.records.manifest import LogOrigin
 from mismatch_probe.records.run_directory import RunDirectory
 from mismatch_probe.report.page import run_answer
 from tests.command_line import probe
@@ -124,6 +127,16 @@ def test_a_level_that_changes_where_the_log_records_new_weights_is_in_the_answer
     shown = (summary.headline, "\n".join(pair.verdict.advice))
     assert [word in text for word, text in zip(words, shown, strict=True)] == [times > 1] * 2
     assert (pair.update_ratio or 1) == pytest.approx(times, rel=0.4)
+
+
+def test_a_pair_whose_sides_were_computed_has_no_level_of_the_logs(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", Simulation())
+    versions = VersionReading(num_responses=64, num_recorded=64, num_mixed=64, times_before=12.0, is_level_changed=True)
+    counts = dict.fromkeys(("num_tokens", "num_sampled_tokens", "analysed_responses", "analysed_tokens"), 64)
+    log = LogOrigin(format="plain", files=[], num_responses=64, **counts, versions=versions)
+    pairs = summarise(run, run.read_manifest().model_copy(update={"log": log})).pairs
+    assert {pair.update_ratio for pair in pairs} == {None}
+    assert not any("recorded change" in line for pair in pairs for line in pair.verdict.evidence)
 
 
 @pytest.mark.slow
