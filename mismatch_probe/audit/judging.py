@@ -33,6 +33,8 @@ CHANCE: Final = 1e-3
 """Of an error, that a server which is as declared is called another."""
 TOLERATED: Final = 3.0
 """Times its dtype's rounding that a sound server's scores may be moved: other kernels round otherwise."""
+MORE_EXACT: Final = 0.5
+"""Times its dtype's rounding below which scores are surely computed more exactly than in it."""
 _NEAR_TIE: Final = 4.0
 _MOST_GAPS: Final = 64
 _TEMPERATURE_STEPS: Final = 1e-3
@@ -50,7 +52,11 @@ class JudgedPrediction:
 
     @property
     def fits(self) -> bool:
-        return self.noise.low <= TOLERATED
+        return self.noise.low <= TOLERATED and not (self.kind == "arithmetic" and self.is_more_exact)
+
+    @property
+    def is_more_exact(self) -> bool:
+        return self.noise.high < MORE_EXACT
 
 
 def judge_prediction(

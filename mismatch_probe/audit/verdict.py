@@ -229,7 +229,7 @@ def _verdict(
     fit: LawFit | None,
     candidates: Sequence[AuditCandidate],
 ) -> AuditVerdict:
-    evidence = _evidence(findings, agreement, fit, candidates)
+    evidence = _evidence(findings, claim, agreement, fit, candidates)
     cause = _cause_of(findings, claim, candidates)
     if cause is not None:
         what = " or ".join([cause.what, *([] if claim is not None else alike_words(findings.look, cause.what))])
@@ -338,7 +338,11 @@ def _cause_of(
 
 
 def _evidence(
-    findings: AuditFindings, agreement: Agreement | None, fit: LawFit | None, candidates: Sequence[AuditCandidate]
+    findings: AuditFindings,
+    claim: JudgedPrediction | None,
+    agreement: Agreement | None,
+    fit: LawFit | None,
+    candidates: Sequence[AuditCandidate],
 ) -> list[str]:
     lines = []
     dtype = findings.settings.dtype.upper()
@@ -351,6 +355,8 @@ def _evidence(
             f"{write_number(agreement.expected_differing)} expected: the scores seem to be moved {noise} as far as "
             f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
         )
+        if claim is not None and claim.is_more_exact:
+            lines.append(f"so the server computes more exactly than in {dtype}: in FP32, or in another finer format")
         if agreement.gaps:
             lines.append(
                 f"the largest gap is {write_number(agreement.gaps[0])} nats; {agreement.near_ties} of "

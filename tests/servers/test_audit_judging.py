@@ -19,6 +19,7 @@ from mismatch_probe.audit.judging import (
     judge_dtype,
     judge_prediction,
     law_words,
+    measure_agreement,
     temperature_of_seeds,
 )
 from mismatch_probe.audit.scoring import (
@@ -30,11 +31,14 @@ from mismatch_probe.audit.scoring import (
     gumbel_noise,
     round_weight,
 )
-from mismatch_probe.audit.verdict import _cause_of
+from mismatch_probe.audit.verdict import _cause_of, _evidence
+from mismatch_probe.dtypes import Dtype
 from mismatch_probe.explain.fitting import Distribution
 from mismatch_probe.records.examinations import Agreement, AuditCandidate
 from mismatch_probe.stats.agreement import Rounding
+from mismatch_probe.stats.estimator import Estimator
 from mismatch_probe.stats.results import Estimate
+from mismatch_probe.stats.sequences import Sequences
 
 slow = pytest.mark.slow
 
@@ -120,8 +124,25 @@ def test_tokens_that_a_coarse_dtype_rounds_fit_it_where_fp32_is_declared(served:
         "arithmetic in BF16", claim, margins + random.standard_t(4, 4000) * 0.02, as_declared, np.arange(4000)
     )
     assert refuted.fits == (served == "fp32")
-    assert other.fits
+    assert other.fits == (served == "bf16"), "of what BF16 rounds 4,000 tokens show some"
     assert times > 1000
+
+
+@pytest.mark.parametrize("served", ["bf16", "fp32"])
+def test_a_server_that_is_more_exact_than_declared_is_as_declared_and_the_evidence_has_it(served: str) -> None:
+    random = np.random.default_rng(5)
+    margins, errors = random.gamma(1.0, 2.0, 4000), random.standard_t(4, 4000) * 0.02
+    gaps = np.where(random.standard_t(4, 4000) * 0.02 > margins, margins, 0.0) * (served == "bf16")
+    ids, clusters = np.zeros(4000, dtype=np.int64), np.arange(4000) // 100
+    prediction = Prediction(ids + (gaps > 0), ids, margins, gaps, margins)
+    rounding = Rounding.of(margins, errors)
+    claim = judge_prediction("as declared", "as declared", prediction, rounding, clusters)
+    estimator = Estimator(Sequences.of_lengths(np.full(40, 100)), 0.95)
+    agreement = measure_agreement(claim, prediction, rounding, estimator, clusters)
+    findings = SimpleNamespace(settings=SimpleNamespace(dtype=Dtype.BF16), look=None, sample=None)
+    words = " ".join(_evidence(cast(AuditFindings, findings), claim, agreement, None, []))
+    assert claim.fits
+    assert ("more exactly than in BF16" in words) == (served == "fp32")
 
 
 @pytest.mark.parametrize("quantisation", QUANTISATIONS, ids=lambda each: each.name)
