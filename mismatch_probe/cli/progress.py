@@ -113,10 +113,10 @@ class ProgressLine:
     def begin(self, doing: str, number: int | None = None, of: int = 0, detail: str = "") -> None:
         """What is done from now on: the part `number`, from 1, of so many, or something that has none."""
         place = "" if number is None else f"part {number} of {of}"
-        is_said = (place, doing) == (self._place, self._doing) and not detail
+        is_unchanged = (place, doing) == (self._place, self._doing) and not detail
         self._place, self._doing, self._detail = place, doing, detail
         self._since = time.monotonic()
-        if not is_said:
+        if not is_unchanged:
             self._print()
 
     def at(self, doing: str, number: int, of: int, detail: str) -> None:

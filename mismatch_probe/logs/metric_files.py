@@ -147,14 +147,14 @@ def read_metric_log(
             f"{path} holds metrics ({names}), and none of them is known as one of the mismatch; docs/logs.md has the "
             "names that are read"
         )
-    log_found = next(iter(logs.values()), None)
-    if log_found is not None and log_found.num_rewritten:
-        log_found.notes.append(
-            f"{log_found.num_rewritten:,} values stand a second time at their step, as after a restart; the last counts"
+    only_log = next(iter(logs.values()), None)
+    if only_log is not None and only_log.num_rewritten:
+        only_log.notes.append(
+            f"{only_log.num_rewritten:,} values stand a second time at their step, as after a restart; the last counts"
         )
-    if log_found is not None and log_found.cut_off is not None:
-        log_found.notes.append(log_found.cut_off)
-    return log_found
+    if only_log is not None and only_log.cut_off is not None:
+        only_log.notes.append(only_log.cut_off)
+    return only_log
 
 
 def may_become_metrics(path: Path) -> bool:

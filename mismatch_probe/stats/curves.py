@@ -271,10 +271,10 @@ def _sawtooth(logs: Floats, staleness: Floats | None, median: float, level_chanc
         tooth = _tooth_by_staleness(logs, staleness)
         if tooth is not None:
             return CurveShape("sawtooth", median, median, level_chance, tooth=tooth)
-    found_period = _tooth_by_period(logs)
-    if found_period is None:
+    teeth = _tooth_by_period(logs)
+    if teeth is None:
         return None
-    period, tooth = found_period
+    period, tooth = teeth
     return CurveShape("sawtooth", median, median, level_chance, period=period, tooth=tooth)
 
 

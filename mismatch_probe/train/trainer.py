@@ -235,13 +235,13 @@ class Trainer:
                 resync_metrics = {
                     f"re{name}": value for name, value in sync_metrics.items() if name.startswith("sync/")
                 }
-            given_up = decision.gives_up
+            gives_up = decision.gives_up
             with clock("update"):
-                if given_up:
+                if gives_up:
                     self._parts.updater.discard()
                 else:
                     self._parts.updater.step(decision.step, self.adjustments.learning_rate_factor)
-            if given_up or step_data.number + 1 == self._settings.rollout.updates:
+            if gives_up or step_data.number + 1 == self._settings.rollout.updates:
                 return _mean_metrics(update_metrics) | resync_metrics, last_decision
             scores = step_data.scores.without_graphs()
             step_data = self._compute_gradients(step_data.number + 1, step_data.rollouts, scores, clock)

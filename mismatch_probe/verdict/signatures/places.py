@@ -344,11 +344,11 @@ def _is_flat_before(sizes: Floats, places: Ints, place: int) -> bool:
 @SIGNATURES.of(Code.ONSET)
 def onset(disagreement: Disagreement) -> Cause | None:
     """The cause where the sides lie apart from one place of the context on."""
-    found_onset = onset_of(disagreement)
-    if found_onset is None or period_of(disagreement) is not None:  # the last place of a period looks like an onset
+    step = onset_of(disagreement)
+    if step is None or period_of(disagreement) is not None:  # the last place of a period looks like an onset
         return None
-    side, how = _side_that_errs(disagreement, found_onset.after, found_onset.before)
-    return cause_of_onset(disagreement, found_onset, side, [how])
+    side, how = _side_that_errs(disagreement, step.after, step.before)
+    return cause_of_onset(disagreement, step, side, [how])
 
 
 def cause_of_onset(disagreement: Disagreement, step: Onset, side: str, evidence: Sequence[str] = ()) -> Cause:
