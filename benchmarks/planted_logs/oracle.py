@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.planted_logs.base import Floats, Log, Response, pick, some
 from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import LONGEST, Random, of_prompt, rms
-from benchmarks.planted_logs.pools import DEMO, sampled_by_vllm, sampled_here
+from benchmarks.planted_logs.pools import DEMO, pool_of
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.logs.weight_versions import VersionChecks, version_of
 from mismatch_probe.records.sequences import LoggedResponse
@@ -258,8 +258,7 @@ def main() -> None:
     kept = flags.scratch / f"{flags.pool}.pickle"
     if not kept.exists():
         checkpoint = DEMO if flags.pool == "demo" else flags.smollm2
-        run = flags.scratch / flags.pool
-        kept.write_bytes(pickle.dumps(sampled_by_vllm(run, checkpoint) if run.exists() else sampled_here(checkpoint)))
+        kept.write_bytes(pickle.dumps(pool_of(flags.scratch / flags.pool, checkpoint)))
     pool: Log = pickle.loads(kept.read_bytes())
     name = "weights that change, not recorded"
     randoms = [np.random.default_rng([flags.seed, draw, 0, *name.encode()]) for draw in range(flags.draws)]

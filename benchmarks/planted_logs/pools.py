@@ -1,7 +1,7 @@
 """What the logs are drawn from: responses that models sampled, and checkpoints that differ from the demo checkpoint.
 
-Two pools are comparisons by `mismatch-probe compare`, whose engine is vLLM; the others are sampled by transformers with
-a key-value cache in BF16 and scored in one pass.
+Two pools are comparisons by `mismatch-probe compare`, whose engine is vLLM, where SCRATCH has them; the others are
+sampled by transformers with a key-value cache in BF16 and scored in one pass.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.planted_logs.base import Log, Response, read_run
+from benchmarks.planted_logs.base import Log, Response
 from mismatch_probe import demo_checkpoint
 from tests.tiny_models import make_checkpoint
 
@@ -207,6 +207,11 @@ def sampled_here(checkpoint: Path) -> Log:
     return responses(model, sampled(model, each, tokens, end=tokenizer.eos_token_id))
 
 
+def pool_of(run: Path, checkpoint: Path) -> Log:
+    """Responses that vLLM sampled, where there is such a comparison; else those of transformers."""
+    return sampled_by_vllm(run, checkpoint) if run.exists() else sampled_here(checkpoint)
+
+
 def all_pools(scratch: Path, smollm2: Path) -> dict[str, Log]:
     """Made once, then kept in `scratch`."""
     file = scratch / "pools.pickle"
@@ -218,7 +223,7 @@ def all_pools(scratch: Path, smollm2: Path) -> dict[str, Log]:
     demo = loaded(DEMO)
     end = demo.config.eos_token_id
     sums = prompts_of_sums(24, 5, 1)
-    pools = {"demo": read_run(scratch / "demo"), "smollm2": sampled_by_vllm(scratch / "smollm2", smollm2)}
+    pools = {"demo": pool_of(scratch / "demo", DEMO), "smollm2": pool_of(scratch / "smollm2", smollm2)}
     odd = [np.random.default_rng(n).integers(15, 300, 24).tolist() for n in range(24)]  # so that it is less sure
     pools["nucleus"] = responses(demo, sampled(demo, (sums[:8] + odd) * 3, 80, top_p=0.9, end=end), cut=True)
     longer = [np.random.default_rng(n).integers(15, 300, 40 + n % 3).tolist() for n in range(20)]

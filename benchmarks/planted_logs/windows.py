@@ -4,8 +4,8 @@ reports/planted-logs.md.
     python -m benchmarks.planted_logs.windows SCRATCH --smollm2 build/real/smollm2 --draws 12 --periods 4
 
 Windows and periods are computed by SmolLM2 (`computed`); the sound logs are drawn from what vLLM and the training path
-computed (two runs of `compare` in SCRATCH; without them, from what transformers computes of the demo checkpoint and of
-SmolLM2), as they are and changed so that the deviation, or how sure the texts are, changes along the context or with
+computed (two runs of `compare` in SCRATCH; without them, from the logs with periods, or what transformers samples of
+the demo checkpoint and of SmolLM2), as they are and changed so that the deviation, or how sure the texts are, changes along the context or with
 lines of a form. All are judged by the functions that the signatures call, which say what they found.
 """
 
@@ -34,6 +34,7 @@ from benchmarks.planted_logs.judging import binomial
 from benchmarks.planted_logs.logs import Random
 from benchmarks.planted_logs.oracle import disagreement_of, growing_sure, with_coarse_zeros, with_tails
 from benchmarks.planted_logs.places import MIXED, Setting, once, sided
+from benchmarks.planted_logs.pools import DEMO, sampled_here
 from mismatch_probe.verdict.signatures.places import Period, onset_of, period_of
 
 LESS = (0.5, 0.5, 0.25, 1.0)
@@ -160,13 +161,16 @@ def words_on(seams: Period | None) -> str:
     return "nothing" if seams is None else f"every {seams.block} from {seams.phase}, {seams.times:.2g} times"
 
 
-def pools_of(scratch: Path, computed: dict[str, Log]) -> dict[str, Log]:
+def pools_of(scratch: Path, smollm2: Path, computed: dict[str, Log]) -> dict[str, Log]:
     """What the sound logs are drawn from."""
-    if not (scratch / "demo").exists():
+    if any(computed.values()) and not (scratch / "demo").exists():
         return computed
-    kept = scratch / "vllm.pickle"
+    kept = scratch / "pools-of-sound-logs.pickle"
     if not kept.exists():
-        kept.write_bytes(pickle.dumps({name: read_run(scratch / name) for name in ("demo", "smollm2")}))
+        runs = {name: scratch / name for name in computed}
+        read = {name: read_run(run) for name, run in runs.items() if run.exists()}
+        here = {"demo": DEMO, "smollm2": smollm2}
+        kept.write_bytes(pickle.dumps({name: read.get(name) or sampled_here(here[name]) for name in computed}))
     pools: dict[str, Log] = pickle.loads(kept.read_bytes())
     return pools
 
@@ -206,7 +210,7 @@ def main() -> None:
         onset = onset_of(disagreement_of(log))
         shown = "nothing" if onset is None else f"place {onset.place}, {onset.times:.2g} times"
         print(f"window of {side}, {less:g} nats less, place {first + 1}: {shown}", flush=True)
-    pools = pools_of(flags.scratch, computed)
+    pools = pools_of(flags.scratch, flags.smollm2, computed)
     accused = total = 0
     for kind, change in SOUND.items():
         for name, pool in pools.items():
