@@ -3,10 +3,11 @@ reports/planted-logs.md.
 
     python -m benchmarks.planted_logs.windows SCRATCH --smollm2 build/real/smollm2 --draws 12 --periods 4
 
-Windows and periods are computed by SmolLM2 (`computed`); the sound logs are drawn from what vLLM and the training path
+Windows and periods are computed by SmolLM2 (`computed`). The sound logs are drawn from what vLLM and the training path
 computed (two runs of `compare` in SCRATCH; without them, from the logs with periods, or what transformers samples of
-the demo checkpoint and of SmolLM2), as they are and changed so that the deviation, or how sure the texts are, changes along the context or with
-lines of a form. All are judged by the functions that the signatures call, which say what they found.
+the demo checkpoint and of SmolLM2), as they are and changed so that the deviation, or how sure the texts are, changes
+along the context or with lines of a form. All are judged by the functions that the signatures call, which say what they
+found.
 """
 
 import argparse
