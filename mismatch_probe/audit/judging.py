@@ -32,9 +32,8 @@ from mismatch_probe.stats.sequences import Floats, Ints
 CHANCE: Final = 1e-3
 """Of an error, that a server which is as declared is called another."""
 TOLERATED: Final = 3.0
-"""Times its dtype's rounding that a sound server's scores may be moved: other kernels round otherwise."""
-MORE_EXACT: Final = 0.5
-"""Times its dtype's rounding below which scores are surely computed more exactly than in it."""
+"""Times its dtype's rounding that a sound server's scores may be moved, or a part of it: other kernels round otherwise.
+"""
 _NEAR_TIE: Final = 4.0
 _MOST_GAPS: Final = 64
 _TEMPERATURE_STEPS: Final = 1e-3
@@ -56,7 +55,7 @@ class JudgedPrediction:
 
     @property
     def is_more_exact(self) -> bool:
-        return self.noise.high < MORE_EXACT
+        return self.noise.high < 1 / TOLERATED
 
 
 def judge_prediction(

@@ -356,7 +356,7 @@ def _evidence(
             f"{dtype} moves them; {write_number(TOLERATED)} times is what other kernels are allowed"
         )
         if claim is not None and claim.is_more_exact:
-            lines.append(f"so the server computes more exactly than in {dtype}: in FP32, or in another finer format")
+            lines.append(f"so the server computes more exactly than {dtype} does here, as in FP32")
         if agreement.gaps:
             lines.append(
                 f"the largest gap is {write_number(agreement.gaps[0])} nats; {agreement.near_ties} of "

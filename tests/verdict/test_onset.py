@@ -11,7 +11,6 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
-from mismatch_probe.verdict.signatures import places as places_of_context
 from mismatch_probe.verdict.signatures.places import Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
@@ -222,27 +221,6 @@ def times_rounding(seed: int, size: Floats) -> Disagreement:
     """Rounding of unsure texts that is so many times as large at each token."""
     random, places, _ = texts(seed)
     return of_texts(-random.gamma(1.0, 1.0, places.size) - 0.3, random.normal(0, 0.02, places.size) * size)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("width", [60, 70])
-def test_what_is_flat_and_grows_from_a_place_on_is_named_where_it_begins(
-    seed: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As behind a narrow window, where ever more is lost: here no step stands anywhere."""
-    places = texts(seed)[1]
-
-    def grown(times: float, begin: int = 90, width: int = width) -> Disagreement:
-        return times_rounding(seed, times ** (np.clip(places - begin, 0, width) / width))
-
-    reading = onset_of(grown(400))
-    assert reading is not None
-    assert abs(reading.place - 90) <= 8
-    assert onset_of(grown(4)) is None
-    assert onset_of(grown(400, 30, 120)) is None, "it grows from the first response on"
-    assert onset_of(grown(8, 60, 90)) is None, "slowly"
-    monkeypatch.setattr(places_of_context, "RISE_BEHIND_BEND", np.inf)
-    assert onset_of(grown(400)) is None
 
 
 @pytest.mark.parametrize("seed", range(4))

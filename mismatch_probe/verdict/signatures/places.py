@@ -164,11 +164,6 @@ AT_ONCE = 0.7
 """Least share of the rise that lies between the tokens right before the place and those from it on: what grows with the
 place has none of it there."""
 
-BEND, RISE_BEHIND_BEND, FLAT = float(np.log(3)), float(np.log(8)), float(np.log(1.5))
-"""Of a deviation that grows behind the place, as behind a narrow window: least rise between these tokens and of the
-whole, and most between the halves of what stands before. What grows so within a few places is no rounding.
-"""
-
 NEAR, NEAR_PLACES = 64, 24
 """Tokens that are compared there, on either side, and places: behind a window the deviation grows with what is lost."""
 
@@ -261,20 +256,14 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(less_mean_of_row(sizes, rows)))
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
-    if times < LEAST_STEP or rest < STANDARD_ERRORS_OF_REST:
-        return None
-    at_once = _rise_at(sizes, places, place)
-    is_step = at_once >= AT_ONCE * rise
-    if not is_step and (at_once < BEND or rise < RISE_BEHIND_BEND):
+    if times < LEAST_STEP or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
     if times < OUTSTANDING:
         own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
         is_of_response = np.ptp(places - own) == 0
         if is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS:
             return None
-    place = _where_it_begins(sizes, places, place, NEAR_PLACES if is_step else 2 * NEAR_PLACES)
-    if not is_step and not _is_flat_before(sizes, places, place):
-        return None
+    place = _where_it_begins(sizes, places, place)
     after = np.zeros_like(is_seen)
     after[np.flatnonzero(is_seen)[places >= place]] = True
     return Onset(
@@ -321,24 +310,17 @@ def _rise_at(sizes: Floats, places: Ints, place: int) -> float:
     return float(sizes[nearest[1]].mean() - sizes[nearest[0]].mean())
 
 
-def _where_it_begins(sizes: Floats, places: Ints, place: int, most_places: int) -> int:
-    """The place, or the one at most so many places earlier where what grows from there on begins."""
-    is_before = places < place - most_places
+def _where_it_begins(sizes: Floats, places: Ints, place: int) -> int:
+    """The place, or the earlier one where what grows from there on begins."""
+    is_before = places < place - NEAR_PLACES
     if is_before.sum() < NEAR:
         return place
     level, spread = float(sizes[is_before].mean()), float(sizes[is_before].std())
-    for first in range(place, place - most_places, -1):
+    for first in range(place, place - NEAR_PLACES, -1):
         at = sizes[(places >= first - BEGINS) & (places < first)]
         if not at.size or at.mean() - level < SURE_OF_BEGIN * max(spread, 1e-12) / np.sqrt(at.size):
             return first
     return place
-
-
-def _is_flat_before(sizes: Floats, places: Ints, place: int) -> bool:
-    """Whether the deviation does not grow up to the place."""
-    before, places_before = sizes[places < place], places[places < place]
-    is_late = places_before >= np.median(places_before)
-    return bool(is_late.any() and not is_late.all()) and float(before[is_late].mean() - before[~is_late].mean()) < FLAT
 
 
 @SIGNATURES.of(Code.ONSET)
