@@ -129,7 +129,8 @@ def test_tokens_that_a_coarse_dtype_rounds_fit_it_where_fp32_is_declared(served:
 
 
 @pytest.mark.parametrize(
-    ("times", "num_tokens", "is_shown"), [(1.0, 4000, False), (0.5, 20_000, False), (0.0, 4000, True), (0.0, 200, False)]
+    ("times", "num_tokens", "is_shown"),
+    [(1.0, 4000, False), (0.5, 20_000, False), (0.0, 4000, True), (0.0, 200, False)],
 )
 def test_a_server_that_is_more_exact_than_declared_is_as_declared_and_the_evidence_has_it(
     times: float, num_tokens: int, *, is_shown: bool

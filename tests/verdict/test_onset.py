@@ -11,6 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
+from mismatch_probe.verdict.signatures import places as places_of_context
 from mismatch_probe.verdict.signatures.places import Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
@@ -294,6 +295,23 @@ def test_behind_prompts_of_one_length_a_weak_step_may_be_one_of_the_response(see
     assert onset_of(after_prompts(alike, seed, lambda places: np.where(places >= 46, 1.0, 0.4))) is None
     assert onset_of(after_prompts(alike, seed, lambda places: np.where(places >= 100, 6.0, 1.0))) is not None
     assert onset_of(after_prompts(TWO_LENGTHS, seed, lambda places: np.where(places >= 100, 2.2, 1.0))) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all end with the same two tokens, which round further than others."""
+    alike, limit = np.full(48, 40), 40 + 120
+
+    def rounds_further(times: float, last: int = 2) -> Callable[[Floats], Floats]:
+        return lambda places: np.where(places >= limit - last, times, 1.0)
+
+    assert onset_of(after_prompts(alike, seed, rounds_further(5.3))) is None
+    assert onset_of(after_prompts(alike, seed, rounds_further(40.0))) is not None
+    assert onset_of(after_prompts(alike, seed, rounds_further(5.3, last=40))) is not None
+    monkeypatch.setattr(places_of_context, "BEYOND_FORM", places_of_context.OUTSTANDING)
+    assert onset_of(after_prompts(alike, seed, rounds_further(5.3))) is not None
 
 
 @pytest.mark.parametrize("from_end", [False, True])

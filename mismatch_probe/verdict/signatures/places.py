@@ -35,9 +35,10 @@ LEAST_PROMPTS = 3
 LEAST_AT_PHASE = 8
 """Tokens at one phase, uncertain ones."""
 
-OUTSTANDING, BEYOND_FORM = 3.0, 5.0
+OUTSTANDING, BEYOND_FORM = 3.0, 10.0
 """Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and that they
-have where the prompts' lengths are congruent modulo the block: there lines of a form may make the period.
+have where the prompts' lengths are congruent modulo the block: there lines of a form may make the period. Forms of
+SmolLM2's tokens come to 6.7 times.
 """
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
@@ -180,7 +181,9 @@ OF_ANOTHER_KIND = 1.02
 """Times the score that places of the response, from its start or its end, have at most."""
 
 LAST_PLACES = 16
-"""So many before the longest context look like its limit: more draft tokens are rare."""
+"""So many before the longest context look like its limit: more draft tokens are rare. Behind prompts of one length they
+may be how responses end, which round further than others.
+"""
 
 
 @dataclass(frozen=True)
@@ -258,11 +261,14 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
     rest = of_prompts[0][has_both][is_rest].sum() / np.sqrt(of_prompts[1][has_both][is_rest].sum()) / spread
     if times < LEAST_STEP or rest < STANDARD_ERRORS_OF_REST or _rise_at(sizes, places, place) < AT_ONCE * rise:
         return None
-    if times < OUTSTANDING:
-        own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
-        is_of_response = np.ptp(places - own) == 0
-        if is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS:
-            return None
+    own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
+    is_of_response = np.ptp(places - own) == 0
+    if is_of_response and times < BEYOND_FORM and places.max() - place < LAST_PLACES:
+        return None
+    if times < OUTSTANDING and (
+        is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS
+    ):
+        return None
     place = _where_it_begins(sizes, places, place)
     after = np.zeros_like(is_seen)
     after[np.flatnonzero(is_seen)[places >= place]] = True
