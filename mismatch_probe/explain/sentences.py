@@ -19,7 +19,13 @@ from mismatch_probe.records.summary import Cause, Verdict
 from mismatch_probe.stats.rounding import trimmed_mean
 from mismatch_probe.stats.sequences import Sequences, TokenPair
 from mismatch_probe.verdict.departures import LEAST_FP32_FLOOR
-from mismatch_probe.verdict.signatures.places import cause_of_onset, cause_of_period, onset_of, period_of
+from mismatch_probe.verdict.signatures.places import (
+    BEYOND_FORM_BY_CHECKPOINT,
+    cause_of_onset,
+    cause_of_period,
+    onset_of,
+    period_of,
+)
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.recording import is_on_grid
 
@@ -248,9 +254,9 @@ def _fault_at_places(
     has_one_length = len(set(prompt_lengths)) == 1
     alike = f"every prompt has {write_count(prompt_lengths[0])} tokens: it may be a place of the response"
     places = tokens.places + np.repeat(prompt_lengths, tokens.lengths)
-    if (seams := period_of(disagreement)) is not None:
+    if (seams := period_of(disagreement, BEYOND_FORM_BY_CHECKPOINT)) is not None:
         is_there, cause = places % seams.block == seams.phase, cause_of_period(disagreement, seams, _capital(side))
-    elif (step := onset_of(disagreement)) is not None:
+    elif (step := onset_of(disagreement, BEYOND_FORM_BY_CHECKPOINT)) is not None:
         cause = cause_of_onset(disagreement, step, _capital(side), [alike] if has_one_length else [])
         is_there = places >= step.place
     else:

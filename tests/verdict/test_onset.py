@@ -11,8 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
-from mismatch_probe.verdict.signatures import places as places_of_context
-from mismatch_probe.verdict.signatures.places import Onset, onset, onset_of, period_of
+from mismatch_probe.verdict.signatures.places import OUTSTANDING, Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
 from tests.verdict import simulated
@@ -298,9 +297,7 @@ def test_behind_prompts_of_one_length_a_weak_step_may_be_one_of_the_response(see
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(seed: int) -> None:
     """As where all end with the same two tokens, which round further than others."""
     alike, limit = np.full(48, 40), 40 + 120
 
@@ -310,8 +307,7 @@ def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(
     assert onset_of(after_prompts(alike, seed, rounds_further(5.3))) is None
     assert onset_of(after_prompts(alike, seed, rounds_further(40.0))) is not None
     assert onset_of(after_prompts(alike, seed, rounds_further(5.3, last=40))) is not None
-    monkeypatch.setattr(places_of_context, "BEYOND_FORM", places_of_context.OUTSTANDING)
-    assert onset_of(after_prompts(alike, seed, rounds_further(5.3))) is not None
+    assert onset_of(after_prompts(alike, seed, rounds_further(5.3)), OUTSTANDING) is not None
 
 
 @pytest.mark.parametrize("from_end", [False, True])

@@ -184,13 +184,12 @@ def test_lines_of_a_form_are_no_period(lengths: Ints) -> None:
         assert period_of(with_prompts(lengths, seed, of_form(2.5))) is None
 
 
-def test_lines_of_a_form_behind_prompts_of_one_length_are_none_below_tenfold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_form_behind_prompts_of_one_length_are_none_below_tenfold() -> None:
     """What is larger is no form; behind prompts of other lengths threefold is asked."""
     form = [with_prompts(np.full(24, 60), seed, of_form(6.7)) for seed in range(4)]
     assert [period_of(log) for log in form] == [None] * 4
     assert period_of(with_prompts(np.full(24, 60), 0, of_form(40.0))) is not None
-    monkeypatch.setattr(places, "BEYOND_FORM", places.OUTSTANDING)
-    assert any(period_of(log) is not None for log in form)
+    assert any(period_of(log, places.OUTSTANDING) is not None for log in form)
 
 
 def test_too_short_a_context_has_no_block() -> None:

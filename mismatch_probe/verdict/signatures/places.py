@@ -35,10 +35,11 @@ LEAST_PROMPTS = 3
 LEAST_AT_PHASE = 8
 """Tokens at one phase, uncertain ones."""
 
-OUTSTANDING, BEYOND_FORM = 3.0, 10.0
+OUTSTANDING, BEYOND_FORM, BEYOND_FORM_BY_CHECKPOINT = 3.0, 10.0, 5.0
 """Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and that they
 have where the prompts' lengths are congruent modulo the block: there lines of a form may make the period. Forms of
-SmolLM2's tokens come to 6.7 times.
+SmolLM2's tokens came to 6.7 times between two sides, and how sound responses end to 4.2 times between a side and the
+checkpoint in FP32.
 """
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
@@ -73,12 +74,13 @@ class Period:
     """The others of these [T]."""
 
 
-def period_of(disagreement: Disagreement) -> Period | None:
+def period_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    return next(filter(None, (_period_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+    of_sizes = (_period_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement))
+    return next(filter(None, of_sizes), None)
 
 
-def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
+def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float) -> Period | None:
     sequences, mask = disagreement.pair.sequences, of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))[mask]
     sizes = less_mean_of_row(of_tokens.logs, rows)
@@ -90,7 +92,7 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes) -> Period | None:
     is_at = places % block == phase
     times, may_be_form = of_tokens.times(is_at), np.ptp((places - sequences.positions[mask]) % block) == 0
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
-    if times < (BEYOND_FORM if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
+    if times < (beyond_form if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
         return None
     if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
         return None
@@ -223,14 +225,15 @@ _LIMITS: Final = sorted({2**power for power in range(5, 18)} | {3 * 2**power for
 """Sizes that windows and sparse indices have, in tokens."""
 
 
-def onset_of(disagreement: Disagreement) -> Onset | None:
+def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Onset | None:
     """The place from which on the deviation is three times as large, or surely larger and not by growth, at once, in
     responses to three prompts that have tokens on both sides of it; None where there is none.
     """
-    return next(filter(None, (_onset_in(disagreement, sizes) for sizes in sizes_of(disagreement))), None)
+    of_sizes = (_onset_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement))
+    return next(filter(None, of_sizes), None)
 
 
-def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | None:
+def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: float) -> Onset | None:
     sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
     is_seen = mask & (rows < MOST_RESPONSES)
@@ -263,7 +266,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes) -> Onset | Non
         return None
     own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
     is_of_response = np.ptp(places - own) == 0
-    if is_of_response and times < BEYOND_FORM and places.max() - place < LAST_PLACES:
+    if is_of_response and times < beyond_form and places.max() - place < LAST_PLACES:
         return None
     if times < OUTSTANDING and (
         is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS
