@@ -296,18 +296,24 @@ def test_behind_prompts_of_one_length_a_weak_step_may_be_one_of_the_response(see
     assert onset_of(after_prompts(TWO_LENGTHS, seed, lambda places: np.where(places >= 100, 2.2, 1.0))) is not None
 
 
+def of_lengths(lengths: Ints, seed: int, times: float, last: int) -> Disagreement:
+    """Responses behind prompts of 40 tokens, whose rounding is so many times as large in the last places before 160."""
+    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(lengths)
+    log_mu = -random.gamma(1.0, 1.0, sequences.num_tokens) - 0.3
+    size = np.where(sequences.positions + 40 >= 160 - last, times, 1.0)
+    diff = random.normal(0, 0.02, size.size) * -np.expm1(log_mu) * size
+    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
+    return Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=np.full(lengths.size, 40))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(seed: int) -> None:
-    """As where all end with the same two tokens, which round further than others."""
-    alike, limit = np.full(48, 40), 40 + 120
-
-    def rounds_further(times: float, last: int = 2) -> Callable[[Floats], Floats]:
-        return lambda places: np.where(places >= limit - last, times, 1.0)
-
-    assert onset_of(after_prompts(alike, seed, rounds_further(5.3))) is None
-    assert onset_of(after_prompts(alike, seed, rounds_further(40.0))) is not None
-    assert onset_of(after_prompts(alike, seed, rounds_further(5.3, last=40))) is not None
-    assert onset_of(after_prompts(alike, seed, rounds_further(5.3)), OUTSTANDING) is not None
+    """As where all end with like tokens, which round further than others."""
+    for lengths in (np.full(48, 120), 119 + np.arange(48) % 2):
+        assert onset_of(of_lengths(lengths, seed, 7.5, last=2)) is None
+        assert onset_of(of_lengths(lengths, seed, 7.5, last=2), OUTSTANDING) is not None
+        assert onset_of(of_lengths(lengths, seed, 40.0, last=2)) is not None
+        assert onset_of(of_lengths(lengths, seed, 7.5, last=40)) is not None
 
 
 @pytest.mark.parametrize("from_end", [False, True])

@@ -9,8 +9,7 @@ import pytest
 from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
-from mismatch_probe.verdict.signatures import places
-from mismatch_probe.verdict.signatures.places import period, period_of
+from mismatch_probe.verdict.signatures.places import OUTSTANDING, period, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from tests.verdict import simulated
 
@@ -189,7 +188,23 @@ def test_lines_of_a_form_behind_prompts_of_one_length_are_none_below_tenfold() -
     form = [with_prompts(np.full(24, 60), seed, of_form(6.7)) for seed in range(4)]
     assert [period_of(log) for log in form] == [None] * 4
     assert period_of(with_prompts(np.full(24, 60), 0, of_form(40.0))) is not None
-    assert any(period_of(log, places.OUTSTANDING) is not None for log in form)
+    assert any(period_of(log, OUTSTANDING) is not None for log in form)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_of_one_task_of_two_are_no_period(seed: int) -> None:
+    """Each task has prompts of one length; the other task's lines have another form. A block shows in both."""
+    lengths = np.where(np.arange(24) % 2, 60, 64)
+
+    def of_one_task(places: Ints, own: Ints) -> Floats:
+        return np.where((places - own == 60) & (own % 16 == 3), 6.0, 1.0)
+
+    def of_context(places: Ints, own: Ints) -> Floats:
+        return np.where(places % 16 == 3, 6.0, 1.0)
+
+    assert period_of(with_prompts(lengths, seed, of_one_task)) is None
+    assert period_of(with_prompts(lengths, seed, of_one_task), OUTSTANDING) is not None
+    assert period_of(with_prompts(lengths, seed, of_context)) is not None
 
 
 def test_too_short_a_context_has_no_block() -> None:

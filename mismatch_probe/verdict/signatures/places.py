@@ -37,9 +37,13 @@ LEAST_AT_PHASE = 8
 
 OUTSTANDING, BEYOND_FORM, BEYOND_FORM_BY_CHECKPOINT = 3.0, 10.0, 5.0
 """Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and that they
-have where the prompts' lengths are congruent modulo the block: there lines of a form may make the period. Forms of
-SmolLM2's tokens came to 6.7 times between two sides, and how sound responses end to 4.2 times between a side and the
-checkpoint in FP32.
+have where all of them may stand behind prompts of lengths that are congruent modulo the block: there lines of a form
+may make the period. Forms of SmolLM2's tokens came to 6.7 times. Half is asked of a side and the checkpoint in FP32.
+"""
+
+FEW_BEGINS, LEAST_OF_OTHERS = 8, 2.0
+"""Places of the block at which responses begin, up to which prompts may be of as many tasks, each with a form of its
+own; and times that the tokens at the phase have without any one of them.
 """
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
@@ -90,7 +94,8 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float)
     if score < STANDARD_ERRORS:
         return None
     is_at = places % block == phase
-    times, may_be_form = of_tokens.times(is_at), np.ptp((places - sequences.positions[mask]) % block) == 0
+    times = of_tokens.times(is_at)
+    may_be_form = _may_be_form(of_tokens, is_at, (places - sequences.positions[mask]) % block)
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
     if times < (beyond_form if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
         return None
@@ -99,6 +104,19 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float)
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
     return Period(block, phase, times, at_phase, mask & ~at_phase)
+
+
+def _may_be_form(of_tokens: Sizes, is_at: Mask, begins: Ints) -> bool:
+    """Whether all that shows the period may be prompts of one kind. begins: where each token's response begins in the
+    block [N].
+    """
+    kinds = np.unique(begins)
+    if kinds.size > FEW_BEGINS:
+        return False
+    others = [begins != kind for kind in kinds]
+    return any(
+        is_at[rest].sum() < LEAST_AT_PHASE or of_tokens.of(rest).times(is_at[rest]) < LEAST_OF_OTHERS for rest in others
+    )
 
 
 @SIGNATURES.of(Code.PERIOD)
