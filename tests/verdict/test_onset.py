@@ -11,6 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
+from mismatch_probe.verdict.signatures import places as places_of_context
 from mismatch_probe.verdict.signatures.places import OUTSTANDING, Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
@@ -331,6 +332,21 @@ def test_what_begins_at_a_place_of_the_response_is_none_of_the_context_behind_pr
         )
         prompt_lengths = 40 + random.integers(0, spread + 1, 24)
         assert onset_of(Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=prompt_lengths)) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_first_tokens_with_the_same_bits_on_both_sides_are_no_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a prefill computes them as the training path does, in texts that are sure at first."""
+    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.full(48, 60))
+    prompts = np.where(np.arange(48) % 4, 24, 34)
+    log_mu = -random.gamma(1.0, 1.0, sequences.num_tokens) - 0.3
+    is_alike = (sequences.positions < 5) & (sequences.spread(prompts) == 24)
+    diff = random.normal(0, 0.01, sequences.num_tokens) * -np.expm1(log_mu) * ~is_alike
+    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
+    log = Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=prompts)
+    assert onset_of(log) is None
+    monkeypatch.setattr(places_of_context, "FIRST", 0)
+    assert onset_of(log) is not None
 
 
 def test_responses_to_one_prompt_have_none() -> None:

@@ -191,6 +191,9 @@ NEAR, NEAR_PLACES = 64, 24
 BEGINS, SURE_OF_BEGIN = 2, 3.0
 """Places right before that lie above the level before them by so many standard errors: the deviation begins earlier."""
 
+FIRST = 8
+"""Tokens of a response that engines compute otherwise than the later ones: both sides may have the same bits there."""
+
 ALIKE = 16
 """Places by which those of the context and of the response may differ among responses and be hard to tell apart."""
 
@@ -254,7 +257,7 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
 def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: float) -> Onset | None:
     sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
-    is_seen = mask & (rows < MOST_RESPONSES)
+    is_seen = mask & (rows < MOST_RESPONSES) & (sequences.positions >= FIRST)
     if is_seen.sum() < LEAST_SIZES:
         return None
     rows, is_first = rows[is_seen], is_seen[mask]
