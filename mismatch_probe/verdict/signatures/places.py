@@ -41,9 +41,9 @@ have where all of them may stand behind prompts of lengths that are congruent mo
 may make the period. Forms of SmolLM2's tokens came to 6.7 times. Half is asked of a side and the checkpoint in FP32.
 """
 
-FEW_BEGINS, LEAST_OF_OTHERS = 8, 2.0
-"""Places of the block at which responses begin, up to which prompts may be of as many tasks, each with a form of its
-own; and times that the tokens at the phase have without any one of them.
+MOST_KINDS, LEAST_OF_OTHERS = 8, 2.0
+"""Kinds of prompts, by their lengths, each of which is left out in turn, the most frequent first: each task may have a
+form of its own. And times that tokens of the others must have.
 """
 
 LEAST_STEP, THAN_GROWTH_NATS = 1.75, 5.0
@@ -95,7 +95,7 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float)
         return None
     is_at = places % block == phase
     times = of_tokens.times(is_at)
-    may_be_form = _may_be_form(of_tokens, is_at, (places - sequences.positions[mask]) % block)
+    may_be_form = _is_of_one_kind(of_tokens, is_at, (places - sequences.positions[mask]) % block)
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
     if times < (beyond_form if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
         return None
@@ -106,17 +106,17 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float)
     return Period(block, phase, times, at_phase, mask & ~at_phase)
 
 
-def _may_be_form(of_tokens: Sizes, is_at: Mask, begins: Ints) -> bool:
-    """Whether all that shows the period may be prompts of one kind. begins: where each token's response begins in the
-    block [N].
-    """
-    kinds = np.unique(begins)
-    if kinds.size > FEW_BEGINS:
-        return False
-    others = [begins != kind for kind in kinds]
-    return any(
-        is_at[rest].sum() < LEAST_AT_PHASE or of_tokens.of(rest).times(is_at[rest]) < LEAST_OF_OTHERS for rest in others
-    )
+def _is_of_one_kind(of_tokens: Sizes, is_at: Mask, begins: Ints) -> bool:
+    """Whether tokens stand out behind prompts of one kind alone. begins: the kind of prompt before each token [N]."""
+    kinds, counts = np.unique(begins[is_at], return_counts=True)
+    for kind in kinds[np.argsort(-counts, kind="stable")][:MOST_KINDS]:
+        rest = begins != kind
+        is_at_rest = is_at[rest]
+        if is_at_rest.sum() < LEAST_AT_PHASE or is_at_rest.all():
+            return True
+        if of_tokens.of(rest).times(is_at_rest) < LEAST_OF_OTHERS:
+            return True
+    return False
 
 
 @SIGNATURES.of(Code.PERIOD)
@@ -192,7 +192,9 @@ BEGINS, SURE_OF_BEGIN = 2, 3.0
 """Places right before that lie above the level before them by so many standard errors: the deviation begins earlier."""
 
 FIRST = 8
-"""Tokens of a response that engines compute otherwise than the later ones: both sides may have the same bits there."""
+"""Tokens of a response that engines compute otherwise than later ones: where both sides have the same bits, as where a
+prefill computes them, they do not show the level before a place.
+"""
 
 ALIKE = 16
 """Places by which those of the context and of the response may differ among responses and be hard to tell apart."""
@@ -203,9 +205,9 @@ OF_PROMPTS = 0.75
 OF_ANOTHER_KIND = 1.02
 """Times the score that places of the response, from its start or its end, have at most."""
 
-LAST_PLACES = 16
-"""So many before the longest context look like its limit: more draft tokens are rare. Behind prompts of one length they
-may be how responses end, which round further than others.
+LAST_PLACES, ENDS_ALIKE = 16, 4
+"""So many before the longest context look like its limit: more draft tokens are rare. Where responses that reach them
+end within so many places, behind prompts of one length, they may be how these responses end.
 """
 
 
@@ -257,7 +259,8 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
 def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: float) -> Onset | None:
     sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
-    is_seen = mask & (rows < MOST_RESPONSES) & (sequences.positions >= FIRST)
+    has_same_bits = (sequences.positions < FIRST) & (disagreement.pair.diff == 0)
+    is_seen = mask & (rows < MOST_RESPONSES) & ~has_same_bits
     if is_seen.sum() < LEAST_SIZES:
         return None
     rows, is_first = rows[is_seen], is_seen[mask]
@@ -287,7 +290,10 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: f
         return None
     own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
     is_of_response = np.ptp(places - own) == 0
-    if is_of_response and times < beyond_form and places.max() - place < LAST_PLACES:
+    ends = (places - from_end)[is_behind]
+    may_be_end = places.max() - place < LAST_PLACES and np.ptp(ends) <= ENDS_ALIKE
+    of_seen = sizes_of_tokens.of(is_first)
+    if may_be_end and times < beyond_form and _is_of_one_kind(of_seen, is_behind, places - own):
         return None
     if times < OUTSTANDING and (
         is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS
