@@ -317,6 +317,29 @@ def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(s
         assert onset_of(of_lengths(lengths, seed, 7.5, last=40)) is not None
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_how_the_responses_of_one_task_end_is_no_step_behind_other_prompts(seed: int) -> None:
+    """The other task's responses do not reach these places. A step that both reach is one."""
+    two_tasks = np.where(np.arange(48) % 2, 60, 64)
+    ends = after_prompts(two_tasks, seed, lambda places: np.where(places >= 182, 5.2, 1.0))
+    assert onset_of(ends) is None
+    assert onset_of(ends, OUTSTANDING) is not None
+    assert onset_of(after_prompts(two_tasks, seed, lambda places: np.where(places >= 170, 5.2, 1.0))) is not None
+
+
+@pytest.mark.parametrize("times", [4.0, 9.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_near_the_longest_context_is_one_where_responses_end_at_many_places(seed: int, times: float) -> None:
+    lengths = np.random.default_rng(seed).integers(100, 117, 48)
+    assert onset_of(of_lengths(lengths + 4, seed, times, last=16)) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_within_the_first_tokens_of_responses_is_named(seed: int) -> None:
+    behind_a_window = 119 + np.arange(60) % 9
+    assert onset_of(after_prompts(behind_a_window, seed, lambda places: np.where(places >= 128, 10.0, 1.0))) is not None
+
+
 @pytest.mark.parametrize("from_end", [False, True])
 @pytest.mark.parametrize("spread", [4, 8, 16])
 def test_what_begins_at_a_place_of_the_response_is_none_of_the_context_behind_prompts_nearly_alike(

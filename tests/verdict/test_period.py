@@ -207,6 +207,18 @@ def test_lines_of_one_task_of_two_are_no_period(seed: int) -> None:
     assert period_of(with_prompts(lengths, seed, of_context)) is not None
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_form_of_most_prompts_is_no_period_among_many_others(seed: int) -> None:
+    lengths = np.concatenate([np.full(28, 60), np.random.default_rng(seed).integers(20, 141, 12)])
+
+    def of_most(places: Ints, own: Ints) -> Floats:
+        return np.where((places - own == 60) & (own % 16 == 3), 6.7, 1.0)
+
+    assert period_of(with_prompts(lengths, seed, of_most)) is None
+    assert period_of(with_prompts(lengths, seed, of_most), OUTSTANDING) is not None
+    assert period_of(with_prompts(lengths, seed, lambda places, own: np.where(places % 16 == 3, 6.7, 1.0))) is not None
+
+
 def test_too_short_a_context_has_no_block() -> None:
     assert period_of(with_prompts(np.full(40, 3), 0, even, tokens=12)) is None
 
