@@ -32,8 +32,7 @@ from mismatch_probe.stats.sequences import Floats, Ints
 CHANCE: Final = 1e-3
 """Of an error, that a server which is as declared is called another."""
 TOLERATED: Final = 3.0
-"""Times its dtype's rounding that a sound server's scores may be moved, or a part of it: other kernels round otherwise.
-"""
+"""Times more or less than its dtype rounds that a sound server's scores may be moved: other kernels round otherwise."""
 _NEAR_TIE: Final = 4.0
 _MOST_GAPS: Final = 64
 _TEMPERATURE_STEPS: Final = 1e-3
@@ -55,6 +54,7 @@ class JudgedPrediction:
 
     @property
     def is_more_exact(self) -> bool:
+        """Whether the scores are surely moved less than kernels of the dtype may move them."""
         return self.noise.high < 1 / TOLERATED
 
 

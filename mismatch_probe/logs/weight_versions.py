@@ -18,7 +18,7 @@ from mismatch_probe.records.log_readings import VersionReading
 from mismatch_probe.records.sequences import LoggedResponse
 from mismatch_probe.stats.rounding import LevelEdge, change_at_edges
 from mismatch_probe.stats.sequences import Mask, Reals, difference, is_usable
-from mismatch_probe.verdict.signatures.profile import SUREST
+from mismatch_probe.verdict.signatures.profile import FIRST_TOKENS, SUREST
 
 Spans = tuple[tuple[str, int], ...]
 """Versions of the parts, in order, and the token that each ends before."""
@@ -96,8 +96,6 @@ _LEAST_PART: Final = 8
 """Tokens on either side of a change that show the level."""
 _NEAR: Final = 64
 """Tokens on either side of a change whose level is compared."""
-_FIRST: Final = 8
-"""Tokens of a response that engines compute otherwise than the later ones, and that count on no side."""
 _MOST_RESPONSES: Final = 2000
 """Drawn at random from all that have a change."""
 _ORDERS: Final = ("after the last change as before it", "before the last change as after it")
@@ -197,7 +195,7 @@ def _edge_of(
     response: LoggedResponse, log_mu: Reals, log_pi: Reals, spans: Spans, is_counted: Mask
 ) -> LevelEdge | None:
     """The tokens near the last change, of the two versions that meet there; None where either has too few."""
-    change, start = spans[-2][1], max(_FIRST, spans[-3][1] if len(spans) > 2 else 0)
+    change, start = spans[-2][1], max(FIRST_TOKENS, spans[-3][1] if len(spans) > 2 else 0)
     surprisal = -(log_mu + log_pi) / 2
     near = np.flatnonzero(is_counted & (surprisal > SUREST))
     near = near[(near >= start) & (np.abs(near - change) <= _NEAR)]

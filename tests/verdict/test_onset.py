@@ -11,7 +11,7 @@ from mismatch_probe.causes.comparison import Code
 from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
-from mismatch_probe.verdict.signatures import places as places_of_context
+from mismatch_probe.verdict.signatures import places as signature
 from mismatch_probe.verdict.signatures.places import OUTSTANDING, Onset, onset, onset_of, period_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
@@ -243,9 +243,9 @@ def test_a_step_that_doubles_the_deviation_is_named_where_it_is_no_growth(seed: 
     assert onset_of(times_rounding(seed, np.where(places >= 100, 1.2, 1.0))) is None
 
 
-def after_prompts(prompts: Ints, seed: int, size: Callable[[Floats], Floats], tokens: int = 120) -> Disagreement:
+def after_prompts(prompts: Ints, seed: int, size: Callable[[Floats], Floats], tokens: int | Ints = 120) -> Disagreement:
     """Responses behind prompts of these lengths, whose rounding has this size at each place."""
-    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.full(prompts.size, tokens))
+    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(np.broadcast_to(tokens, prompts.shape))
     places = sequences.positions.astype(np.float64) + sequences.spread(prompts)
     log_mu = -random.gamma(1.0, 1.0, places.size) - 0.3
     diff = random.normal(0, 0.02, places.size) * -np.expm1(log_mu) * size(places)
@@ -297,24 +297,21 @@ def test_behind_prompts_of_one_length_a_weak_step_may_be_one_of_the_response(see
     assert onset_of(after_prompts(TWO_LENGTHS, seed, lambda places: np.where(places >= 100, 2.2, 1.0))) is not None
 
 
-def of_lengths(lengths: Ints, seed: int, times: float, last: int) -> Disagreement:
+def at_the_end(lengths: Ints, seed: int, times: float, last: int) -> Disagreement:
     """Responses behind prompts of 40 tokens, whose rounding is so many times as large in the last places before 160."""
-    random, sequences = np.random.default_rng(seed), Sequences.of_lengths(lengths)
-    log_mu = -random.gamma(1.0, 1.0, sequences.num_tokens) - 0.3
-    size = np.where(sequences.positions + 40 >= 160 - last, times, 1.0)
-    diff = random.normal(0, 0.02, size.size) * -np.expm1(log_mu) * size
-    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
-    return Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=np.full(lengths.size, 40))
+    return after_prompts(
+        np.full(lengths.size, 40), seed, lambda places: np.where(places >= 160 - last, times, 1.0), lengths
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_behind_prompts_of_one_length_the_last_places_may_be_how_responses_end(seed: int) -> None:
     """As where all end with like tokens, which round further than others."""
     for lengths in (np.full(48, 120), 119 + np.arange(48) % 2):
-        assert onset_of(of_lengths(lengths, seed, 7.5, last=2)) is None
-        assert onset_of(of_lengths(lengths, seed, 7.5, last=2), OUTSTANDING) is not None
-        assert onset_of(of_lengths(lengths, seed, 40.0, last=2)) is not None
-        assert onset_of(of_lengths(lengths, seed, 7.5, last=40)) is not None
+        assert onset_of(at_the_end(lengths, seed, 7.5, last=2)) is None
+        assert onset_of(at_the_end(lengths, seed, 7.5, last=2), OUTSTANDING) is not None
+        assert onset_of(at_the_end(lengths, seed, 40.0, last=2)) is not None
+        assert onset_of(at_the_end(lengths, seed, 7.5, last=40)) is not None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -331,7 +328,7 @@ def test_how_the_responses_of_one_task_end_is_no_step_behind_other_prompts(seed:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_near_the_longest_context_is_one_where_responses_end_at_many_places(seed: int, times: float) -> None:
     lengths = np.random.default_rng(seed).integers(100, 117, 48)
-    assert onset_of(of_lengths(lengths + 4, seed, times, last=16)) is not None
+    assert onset_of(at_the_end(lengths + 4, seed, times, last=16)) is not None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -368,7 +365,7 @@ def test_first_tokens_with_the_same_bits_on_both_sides_are_no_step(seed: int, mo
     pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
     log = Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=prompts)
     assert onset_of(log) is None
-    monkeypatch.setattr(places_of_context, "FIRST", 0)
+    monkeypatch.setattr(signature, "FIRST_TOKENS", 0)
     assert onset_of(log) is not None
 
 

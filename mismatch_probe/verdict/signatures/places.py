@@ -25,7 +25,14 @@ from mismatch_probe.stats.bins import (
 )
 from mismatch_probe.stats.curves import step_over_growth
 from mismatch_probe.stats.sequences import Floats, Ints, Mask, difference
-from mismatch_probe.verdict.signatures.profile import LEAST_SIZES, SIGNATURES, Disagreement, Sizes, sizes_of
+from mismatch_probe.verdict.signatures.profile import (
+    FIRST_TOKENS,
+    LEAST_SIZES,
+    SIGNATURES,
+    Disagreement,
+    Sizes,
+    sizes_of,
+)
 
 BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for power in range(3, 13)])
 """Sizes that chunks, pages and tiles have, in tokens."""
@@ -191,11 +198,6 @@ NEAR, NEAR_PLACES = 64, 24
 BEGINS, SURE_OF_BEGIN = 2, 3.0
 """Places right before that lie above the level before them by so many standard errors: the deviation begins earlier."""
 
-FIRST = 8
-"""Tokens of a response that engines compute otherwise than later ones: where both sides have the same bits, as where a
-prefill computes them, they do not show the level before a place.
-"""
-
 ALIKE = 16
 """Places by which those of the context and of the response may differ among responses and be hard to tell apart."""
 
@@ -259,7 +261,7 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
 def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: float) -> Onset | None:
     sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
-    has_same_bits = (sequences.positions < FIRST) & (disagreement.pair.diff == 0)
+    has_same_bits = (sequences.positions < FIRST_TOKENS) & (disagreement.pair.diff == 0)  # as where a prefill has them
     is_seen = mask & (rows < MOST_RESPONSES) & ~has_same_bits
     if is_seen.sum() < LEAST_SIZES:
         return None
@@ -290,10 +292,8 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: f
         return None
     own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
     is_of_response = np.ptp(places - own) == 0
-    ends = (places - from_end)[is_behind]
-    may_be_end = places.max() - place < LAST_PLACES and np.ptp(ends) <= ENDS_ALIKE
-    of_seen = sizes_of_tokens.of(is_first)
-    if may_be_end and times < beyond_form and _is_of_one_kind(of_seen, is_behind, places - own):
+    is_near_end = places.max() - place < LAST_PLACES and np.ptp((places - from_end)[is_behind]) <= ENDS_ALIKE
+    if is_near_end and times < beyond_form and _is_of_one_kind(sizes_of_tokens.of(is_first), is_behind, places - own):
         return None
     if times < OUTSTANDING and (
         is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS

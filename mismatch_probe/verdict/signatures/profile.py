@@ -267,6 +267,8 @@ def _slope(centers: Floats, log_levels: Floats) -> float:
     return float(offsets @ log_levels / (offsets @ offsets))
 
 
+FIRST_TOKENS: Final = 8
+"""Tokens of a response that engines compute otherwise than the later ones."""
 SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
 """1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
 
