@@ -118,6 +118,14 @@ def test_behind_prompts_of_one_length_a_place_may_be_one_of_the_response(seed: i
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_behind_prompts_of_one_length_the_last_places_take_fivefold(seed: int) -> None:
+    """Half of what a log alone takes."""
+    own, lengths = np.tile(np.arange(TOKENS), len(LENGTHS)), [60] * len(LENGTHS)
+    assert verdict(np.where(own >= TOKENS - 8, 4.0, 1.0), seed, lengths=lengths).code == Code.AS_DECLARED
+    assert verdict(np.where(own >= TOKENS - 8, 8.0, 1.0), seed, lengths=lengths).code == Code.ONSET
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_behind_prompts_of_one_length_a_large_period_is_a_question_with_its_places(seed: int) -> None:
     """One of the first eight tokens is far off: that is no other text before the response."""
     own, lengths = np.tile(np.arange(TOKENS), len(LENGTHS)), [60] * len(LENGTHS)

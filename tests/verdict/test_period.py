@@ -219,6 +219,25 @@ def test_a_form_of_most_prompts_is_no_period_among_many_others(seed: int) -> Non
     assert period_of(with_prompts(lengths, seed, lambda places, own: np.where(places % 16 == 3, 6.7, 1.0))) is not None
 
 
+def test_other_prompts_that_show_nothing_elsewhere_seldom_make_a_form_a_period() -> None:
+    """Their texts are sure but for one place of each line, so that hardly anything tells whether these stand out."""
+    lengths = np.where(np.arange(48) % 2, 60, 64)
+
+    def of_one_task(places: Ints, own: Ints) -> Floats:
+        return np.where((places - own == 60) & (places % 16 == 3), 6.0, 1.0)
+
+    def with_sure_texts(seed: int) -> Disagreement:
+        log = with_prompts(lengths, seed, of_one_task, tokens=400)
+        places = log.places - 1
+        is_sure = (places - log.pair.sequences.positions == 64) & (places % 16 != 3)
+        rounding = 2e-6 * np.random.default_rng(seed).standard_normal(places.size)
+        log_mu = np.where(is_sure, -1e-4, log.pair.log_mu)
+        log_pi = np.minimum(log_mu + np.where(is_sure, rounding, log.pair.diff), -1e-9)
+        return replace(log, pair=replace(log.pair, log_mu=log_mu, log_pi=log_pi))
+
+    assert sum(period_of(with_sure_texts(seed)) is None for seed in range(6)) >= 4
+
+
 def test_too_short_a_context_has_no_block() -> None:
     assert period_of(with_prompts(np.full(40, 3), 0, even, tokens=12)) is None
 
