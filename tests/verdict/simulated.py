@@ -98,3 +98,17 @@ def with_pair(deviations: Disagreement, **changes: Any) -> Disagreement:
 def log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), dtype=np.float64)
+
+
+def of_texts(log_mu: Floats, diff: Floats) -> Disagreement:
+    """24 responses of 120 tokens behind prompts of 30 to 53, with these log-probs of the engine and these d."""
+    sequences = Sequences.of_lengths(np.full(24, 120))
+    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
+    return Disagreement(pair, Dtype.BF16, Dtype.BF16, floor=1e-6, prompt_lengths=30 + np.arange(24))
+
+
+def texts(seed: int) -> tuple[np.random.Generator, Floats, Floats]:
+    """Places in the context, and log-probs of tokens of which the engine is sure but for one in ten."""
+    random = np.random.default_rng(seed)
+    places = (30 + np.arange(24)[:, None] + np.arange(120)).ravel().astype(np.float64)
+    return random, places, -np.where(random.random(2880) < 0.1, 0.7, 1e-3) * random.gamma(1.0, 1.0, 2880) - 1e-6

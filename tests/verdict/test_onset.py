@@ -12,10 +12,11 @@ from mismatch_probe.dtypes import Dtype
 from mismatch_probe.stats import curves
 from mismatch_probe.stats.sequences import Floats, Ints, Sequences, TokenPair
 from mismatch_probe.verdict.signatures import places as signature
-from mismatch_probe.verdict.signatures.places import OUTSTANDING, Onset, onset, onset_of, period_of
+from mismatch_probe.verdict.signatures.places import OUTSTANDING, Onset, onset, onset_of
 from mismatch_probe.verdict.signatures.profile import Disagreement
 from mismatch_probe.verdict.signatures.sampling import truncated_support
 from tests.verdict import simulated
+from tests.verdict.simulated import of_texts, texts
 
 BF16 = Dtype.BF16
 
@@ -170,40 +171,6 @@ def test_other_shapes_have_none(seed: int, shape: str) -> None:
         "some": rounding + sequences.spread(random.random(sequences.num_sequences) < 0.3) * large,
     }[shape]
     assert onset_of(changed(disagreement, diff)) is None
-
-
-def of_texts(log_mu: Floats, diff: Floats) -> Disagreement:
-    """24 responses of 120 tokens behind prompts of 30 to 53, with these log-probs of the engine and these d."""
-    sequences = Sequences.of_lengths(np.full(24, 120))
-    pair = TokenPair(sequences, log_pi=np.minimum(log_mu + diff, -1e-9), log_mu=log_mu)
-    return Disagreement(pair, BF16, BF16, floor=1e-6, prompt_lengths=30 + np.arange(24))
-
-
-def texts(seed: int) -> tuple[np.random.Generator, Floats, Floats]:
-    """Places in the context, and log-probs of tokens of which the engine is sure but for one in ten."""
-    random = np.random.default_rng(seed)
-    places = (30 + np.arange(24)[:, None] + np.arange(120)).ravel().astype(np.float64)
-    return random, places, -np.where(random.random(2880) < 0.1, 0.7, 1e-3) * random.gamma(1.0, 1.0, 2880) - 1e-6
-
-
-@pytest.mark.parametrize("nats", [0.5, 2.0, 8.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_place_in_a_sure_text_is_named(seed: int, nats: float) -> None:
-    random, places, log_mu = texts(seed)
-    rounding = random.normal(0, 0.01, places.size) * -np.expm1(log_mu)
-    is_off = (places >= 100) & (random.random(places.size) < 0.5)
-    reading = onset_of(of_texts(log_mu, rounding - is_off * nats * random.exponential(1.0, places.size)))
-    assert reading is not None
-    assert abs(reading.place - 100) <= 2
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_text_that_grows_unsure_at_a_place_has_none(seed: int) -> None:
-    random, places, log_mu = texts(seed)
-    log_mu = np.where(places < 100, log_mu, -random.gamma(1.0, 1.0, places.size) - 0.3)
-    rounding = random.normal(0, 0.02, places.size) * -np.expm1(log_mu)
-    assert onset_of(of_texts(log_mu, rounding)) is None
-    assert period_of(of_texts(log_mu, rounding)) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
