@@ -209,7 +209,7 @@ class LevelRatio(NamedTuple):
 _LEAST_RESPONSES: Final = 8
 _LEAST_CLUSTERS: Final = 4
 _LEAST_FOLD: Final = 1.5
-_CLEAR_ERRORS: Final = 4.0
+_CLEAR_ERRORS: Final = 3.0
 _NEAREST: Final = 21
 """Tokens on either side among which a change is nearly as large as among all; growth is not."""
 _LEAST_NEAREST: Final = 0.65
