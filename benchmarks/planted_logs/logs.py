@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -167,9 +167,22 @@ def off(seed: int, response: Response, hit: Floats, side: str, size: float) -> R
 
 TIMES = (6.0, 20.0, 80.0)
 """How far off a token is, in rms of d, at each strength."""
+NEAR = 4
+"""Places that a step is named early or late at most."""
 
 
-def period(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+@dataclass(frozen=True)
+class AtPlaces:
+    """A log whose side is off at places of the context, and what these places are."""
+
+    log: Log
+    side: str
+    numbers: tuple[int, ...]
+    """Block and phase, or the first place."""
+    words: str
+
+
+def with_period(random: Random, pools: Pools, level: int) -> AtPlaces:
     side = ("mu", "pi")[pick(random, range(2))]
     name = ("demo", "smollm2")[pick(random, range(2))]
     log = long_ones(random, pools[name], int(random.integers(30, 80)))
@@ -178,12 +191,11 @@ def period(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
     phase, size = int(random.integers(block)), TIMES[level] * rms(log)
     seed = int(random.integers(2**31))
     made = [off(seed, response, response.places % block == phase, side, size) for response in log]
-    write = BOTH_SIDES[pick(random, range(3))]
-    words = f"{write.__name__}, {side}, {name}, every {block} from {phase}, {size:.2g} nats, {len(log)} responses"
-    return Planted(write(folder, made), judge_places("period", [[block], [phase]], side), words=words)
+    words = f"{side}, {name}, every {block} from {phase}, {size:.2g} nats, {len(log)} responses"
+    return AtPlaces(made, side, (block, phase), words)
 
 
-def onset(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+def with_step(random: Random, pools: Pools, level: int) -> AtPlaces:
     side = ("mu", "pi")[pick(random, range(2))]
     name = ("demo", "smollm2")[pick(random, range(2))]
     log = long_ones(random, pools[name], int(random.integers(20, 60)))
@@ -193,10 +205,24 @@ def onset(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
     place, size = int(random.integers(low, high)), (4.0, 12.0, 50.0)[level] * rms(log)
     seed = int(random.integers(2**31))
     made = [off(seed, response, response.places >= place, side, size) for response in log]
+    words = f"{side}, {name}, from place {place}, {size:.2g} nats, {len(log)} responses"
+    return AtPlaces(made, side, (place,), words)
+
+
+def period(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+    made = with_period(random, pools, level)
     write = BOTH_SIDES[pick(random, range(3))]
-    words = f"{write.__name__}, {side}, {name}, from place {place}, {size:.2g} nats, {len(log)} responses"
-    near = list(range(place - 4, place + 5))
-    return Planted(write(folder, made), judge_places("onset", [near], side), words=words)
+    judge = judge_places("period", [[number] for number in made.numbers], made.side)
+    return Planted(write(folder, made.log), judge, words=f"{write.__name__}, {made.words}")
+
+
+def onset(random: Random, pools: Pools, folder: Path, level: int) -> Planted:
+    made = with_step(random, pools, level)
+    write = BOTH_SIDES[pick(random, range(3))]
+    near = list(range(made.numbers[0] - NEAR, made.numbers[0] + NEAR + 1))
+    return Planted(
+        write(folder, made.log), judge_places("onset", [near], made.side), words=f"{write.__name__}, {made.words}"
+    )
 
 
 # 4: a side's own noise

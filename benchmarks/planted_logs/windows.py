@@ -1,7 +1,7 @@
-"""Windows whose keys outside count a little less, weak periods, and sound logs that look like either: see
+"""Windows whose keys outside count a little less, periods, steps, and sound logs that look like either: see
 reports/planted-logs.md.
 
-    python -m benchmarks.planted_logs.windows SCRATCH --smollm2 build/real/smollm2 --draws 12 --periods 4
+    python -m benchmarks.planted_logs.windows SCRATCH --smollm2 build/real/smollm2 --draws 12 --periods 4 --planted 40
 
 Windows and periods are computed by SmolLM2 (`computed`). The sound logs are drawn from what vLLM and the training path
 computed (two runs of `compare` in SCRATCH; without them, from the logs with periods, or what transformers samples of
@@ -32,7 +32,7 @@ from benchmarks.planted_logs.clean import (
 from benchmarks.planted_logs.computed import SOUND as NO_FAULT
 from benchmarks.planted_logs.computed import Fault, scored
 from benchmarks.planted_logs.judging import binomial
-from benchmarks.planted_logs.logs import Random
+from benchmarks.planted_logs.logs import NEAR, Random, with_period, with_step
 from benchmarks.planted_logs.oracle import disagreement_of, growing_sure, with_coarse_zeros, with_tails
 from benchmarks.planted_logs.places import MIXED, Setting, once, sided
 from benchmarks.planted_logs.pools import DEMO, sampled_here
@@ -186,6 +186,23 @@ def is_accused(log: Log) -> bool:
     return step is not None or seams is not None
 
 
+def judge_planted(pools: dict[str, Log], seed: int, draws: int) -> None:
+    """Logs with a period or a step, of each pool and strength, by the functions."""
+    for name, pool in pools.items():
+        for level, strength in enumerate(("weak", "usual", "strong")):
+            periods = steps = 0
+            for number in range(draws):
+                random = np.random.default_rng([seed, 2, number, level, *name.encode()])
+                both = {"demo": pool, "smollm2": pool}
+                made = with_period(random, both, level)
+                seams = period_of(disagreement_of(made.log))
+                periods += seams is not None and (seams.block, seams.phase) == made.numbers
+                made = with_step(random, both, level)
+                step = onset_of(disagreement_of(made.log))
+                steps += step is not None and abs(step.place - made.numbers[0]) <= NEAR
+            print(f"{name}, {strength}: {periods} periods and {steps} steps of {draws} each named with their place")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scratch", type=Path)
@@ -193,6 +210,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--periods", type=int, default=0, help="Logs of either model, each with four periods.")
     parser.add_argument("--draws", type=int, default=12, help="Of each kind of sound log, and of either model.")
+    parser.add_argument("--planted", type=int, default=0, help="Periods and steps of each strength and model.")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     places._folder[:] = [flags.scratch / "computed"]
@@ -212,6 +230,7 @@ def main() -> None:
         shown = "nothing" if onset is None else f"place {onset.place}, {onset.times:.2g} times"
         print(f"window of {side}, {less:g} nats less, place {first + 1}: {shown}", flush=True)
     pools = pools_of(flags.scratch, flags.smollm2, computed)
+    judge_planted(pools, flags.seed, flags.planted)
     accused = total = 0
     for kind, change in SOUND.items():
         for name, pool in pools.items():

@@ -80,29 +80,37 @@ class Period:
     times: float
     """The size at the phase over that elsewhere, in geometric means."""
     at_phase: Mask
-    """The tokens at it [T]."""
+    """The tokens at it [T], of those that show it."""
+    other_tokens: Mask
+    """The others of these [T]."""
 
 
 def period_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    sequences, of_tokens = disagreement.pair.sequences, sizes_of(disagreement)
-    if of_tokens.logs.size < LEAST_SIZES:
-        return None
-    sizes = less_mean_of_row(of_tokens.logs, sequences.spread(np.arange(sequences.num_sequences)))
-    places = disagreement.places.astype(np.int64) - 1
+    of_sizes = (_period_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement))
+    return next(filter(None, of_sizes), None)
+
+
+def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float) -> Period | None:
+    sequences, mask = disagreement.pair.sequences, of_tokens.mask
+    rows = sequences.spread(np.arange(sequences.num_sequences))[mask]
+    sizes = less_mean_of_row(of_tokens.logs, rows)
+    places = disagreement.places[mask].astype(np.int64) - 1
     blocks = [block for block in BLOCKS if 2 * block <= places.max() + 1]
     score, block, phase = outstanding_phase(sizes, places, blocks, LEAST_AT_PHASE)
     if score < STANDARD_ERRORS:
         return None
     is_at = places % block == phase
     times = of_tokens.times(is_at)
-    may_be_form = _is_of_one_kind(of_tokens, is_at, (places - sequences.positions) % block)
-    num_prompts = np.unique(sequences.spread(sequences.cluster_index)[is_at]).size
+    may_be_form = _is_of_one_kind(of_tokens, is_at, (places - sequences.positions[mask]) % block)
+    num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
     if times < (beyond_form if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
         return None
     if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
         return None
-    return Period(block, phase, times, is_at)
+    at_phase = np.zeros_like(mask)
+    at_phase[np.flatnonzero(mask)[is_at]] = True
+    return Period(block, phase, times, at_phase, mask & ~at_phase)
 
 
 def _is_of_one_kind(of_tokens: Sizes, is_at: Mask, begins: Ints) -> bool:
@@ -124,7 +132,7 @@ def period(disagreement: Disagreement) -> Cause | None:
     seams = period_of(disagreement)
     if seams is None:
         return None
-    side, how = _side_that_errs(disagreement, seams.at_phase, ~seams.at_phase)
+    side, how = _side_that_errs(disagreement, seams.at_phase, seams.other_tokens)
     return cause_of_period(disagreement, seams, side, [how])
 
 
@@ -146,12 +154,8 @@ def cause_of_period(disagreement: Disagreement, seams: Period, side: str, eviden
 
 
 def _side_that_errs(disagreement: Disagreement, is_off: Mask, other_tokens: Mask) -> tuple[str, str]:
-    """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls; by
-    uncertain tokens, where some stand there.
-    """
-    pair, uncertain = disagreement.pair, disagreement.uncertain
-    if (is_off & uncertain).sum() >= LEAST_AT_PHASE and (other_tokens & uncertain).any():
-        is_off, other_tokens = is_off & uncertain, other_tokens & uncertain
+    """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
+    pair = disagreement.pair
     if pair.log_ref is not None:
         times_pi, times_mu = (
             _median(np.abs(difference(leg, pair.log_ref)), is_off)
@@ -180,8 +184,8 @@ def _median(values: Floats, mask: Mask) -> float:
     return float(np.median(values[mask]))
 
 
-LEAST_BEHIND, SHOWN = 8, 0.5
-"""Tokens from the place on. And the share of a level that is more than digits where a token shows it."""
+LEAST_BEHIND = 8
+"""Uncertain tokens from the place on."""
 
 MOST_RESPONSES = 1024
 AT_ONCE = 0.7
@@ -215,15 +219,15 @@ class Onset:
 
     place: int
     first_possible: int
-    """No token that shows how far the sides lie apart stands between this place and `place`."""
+    """No unsure token stands between this place and `place`."""
     longest: int
     """The context of the longest response."""
     times: float
     """The size from there on over that before, in geometric means."""
     after: Mask
-    """The tokens from there on [T]."""
+    """The tokens from there on [T], of those that show it."""
     before: Mask
-    """The others [T] that were looked at."""
+    """The others of these [T]."""
 
     @property
     def words(self) -> str:
@@ -250,14 +254,19 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
     """The place from which on the deviation is three times as large, or surely larger and not by growth, at once, in
     responses to three prompts that have tokens on both sides of it; None where there is none.
     """
-    sequences = disagreement.pair.sequences
+    of_sizes = (_onset_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement))
+    return next(filter(None, of_sizes), None)
+
+
+def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: float) -> Onset | None:
+    sequences, mask = disagreement.pair.sequences, sizes_of_tokens.mask
     rows = sequences.spread(np.arange(sequences.num_sequences))
     has_same_bits = (sequences.positions < FIRST_TOKENS) & (disagreement.pair.diff == 0)  # as where a prefill has them
-    is_seen = (rows < MOST_RESPONSES) & ~has_same_bits
+    is_seen = mask & (rows < MOST_RESPONSES) & ~has_same_bits
     if is_seen.sum() < LEAST_SIZES:
         return None
-    rows, of_tokens = rows[is_seen], sizes_of(disagreement).of(is_seen)
-    sizes = of_tokens.logs
+    rows, is_first = rows[is_seen], is_seen[mask]
+    sizes = sizes_of_tokens.logs[is_first]
     places = disagreement.places[is_seen].astype(np.int64) - 1
     place, score = outstanding_place(sizes, places, rows)
     if score < STANDARD_ERRORS or any(
@@ -274,7 +283,7 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
     if has_both.sum() < LEAST_PROMPTS or (prompt_rises > 0).mean() < OF_PROMPTS or is_behind.sum() < LEAST_BEHIND:
         return None
     rise = float((rises * weights).sum() / weights.sum())
-    times = of_tokens.times(is_behind)
+    times = sizes_of_tokens.of(is_first).times(is_behind)
     pull = of_prompts[0][has_both] * np.sqrt(1 / of_prompts[1][has_both])
     is_rest = np.arange(pull.size) != pull.argmax()
     spread = float(np.std(less_mean_of_row(sizes, rows)))
@@ -284,18 +293,18 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
     own, from_end = (other for other, _ in _other_places(disagreement, is_seen, places))
     is_of_response = np.ptp(places - own) == 0
     is_near_end = places.max() - place < LAST_PLACES and np.ptp((places - from_end)[is_behind]) <= ENDS_ALIKE
-    if is_near_end and times < beyond_form and _is_of_one_kind(of_tokens, is_behind, places - own):
+    if is_near_end and times < beyond_form and _is_of_one_kind(sizes_of_tokens.of(is_first), is_behind, places - own):
         return None
     if times < OUTSTANDING and (
         is_of_response or step_over_growth(sizes, is_behind, [places, own, from_end], rows) < THAN_GROWTH_NATS
     ):
         return None
-    place, is_shown = _where_it_begins(sizes, places, place), of_tokens.is_shown > SHOWN
+    place = _where_it_begins(sizes, places, place)
     after = np.zeros_like(is_seen)
     after[np.flatnonzero(is_seen)[places >= place]] = True
     return Onset(
         place=place,
-        first_possible=int(places[(places < place) & is_shown].max(initial=0)) + 1,
+        first_possible=int(places[places < place].max()) + 1,
         longest=int(disagreement.places.max()),
         times=times,
         after=after,

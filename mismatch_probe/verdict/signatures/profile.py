@@ -1,7 +1,7 @@
 """How a deviation is spread over tokens and positions."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Protocol
 
@@ -277,24 +277,24 @@ def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]
     """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
     text that grows sure is no change.
     """
-    pair = disagreement.pair
-    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
+    unsure = _mean_unsure(disagreement)
     is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
-    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
-    kinds = _class_of(unsure, SUREST)
-    return is_moved, sizes, _medians(sizes, kinds, is_moved)[kinds]
-
-
-def _class_of(unsure: Floats, surest: float) -> Ints:
-    return np.asarray((np.log10(unsure / surest) / CLASS_OF_SURENESS).astype(np.int64))
-
-
-def _medians(values: Floats, kinds: Ints, is_of: Mask) -> Floats:
-    """Of the values of each class [K]; 0 where it has none."""
+    sizes = np.log(np.maximum(disagreement.pair.abs_diff / unsure, 1e-300))
+    kinds = _class_of(unsure)
     medians = np.zeros(kinds.max(initial=0) + 1)
-    for kind in np.unique(kinds[is_of]):
-        medians[kind] = np.median(values[is_of & (kinds == kind)])
-    return medians
+    for kind in np.unique(kinds[is_moved]):
+        medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
+    return is_moved, sizes, medians[kinds]
+
+
+def _mean_unsure(disagreement: Disagreement) -> Floats:
+    """1 - p, the mean of both sides [T]."""
+    pair = disagreement.pair
+    return np.asarray(-(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2)
+
+
+def _class_of(unsure: Floats) -> Ints:
+    return np.asarray((np.log10(unsure / SUREST) / CLASS_OF_SURENESS).astype(np.int64))
 
 
 SPREAD_OUT: Final = 0.6
@@ -320,53 +320,86 @@ def are_together(places: Sequence[float], span: float) -> bool:
 
 
 LEAST_SIZES: Final = 256
+LEAST_MEASURED: Final = 8
 SMALL: Final = 10.0
-"""Of sizes in geometric means: none counts as less than the level of tokens as sure over this."""
-SUREST_OF_ALL: Final = 1e-6
-"""1 - p below which tokens are one class."""
-DIGITS: Final = (2.0**-24, 1e-3)
-"""Nats, at least and at most, that log-probs of a log leave of d: half a digit of FP32 below 1, or decimals."""
+"""Of sizes in geometric means: none counts as less than the median over this."""
+
+LEAST_LOG: Final = -40.0
+"""Of a size: below it most tokens as sure have the same bits on both sides."""
+MEASURED: Final = 0.01
+"""1 - p of both sides above which a token shows how large rounding is in nats."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How far the sides lie apart at each token [T], by the level of tokens as sure: where a text is sure, most places
-    of a period or behind an onset are of sure tokens, and errors of the logits move these too, by 1 - p.
-    """
+    """How far the sides lie apart at tokens [N] of those that `mask` has [T]."""
 
+    mask: Mask
     logs: Floats
-    """Log of 1 and the size over that level, less its mean among tokens as sure: large sizes alone move it."""
+    """Log of the size and its median: it grows with large sizes alone, and errors of normal size hardly move it."""
     plain: Floats
-    """Log of the size over that level."""
+    """Log of the size, or the size in nats."""
     kinds: Ints
-    """The class of sureness of each."""
-    is_shown: Floats
-    """What of that level is more than the digits of a log-prob leave, from 0 to 1."""
+    """The class of sureness of each, among whose tokens sizes are compared."""
+    are_nats: bool = False
+    """Whether `plain` is in nats."""
 
     def of(self, is_first: Mask) -> "Sizes":
-        """Those of some of the tokens."""
-        return Sizes(self.logs[is_first], self.plain[is_first], self.kinds[is_first], self.is_shown[is_first])
+        """Those of some of the tokens [N]."""
+        return replace(self, logs=self.logs[is_first], plain=self.plain[is_first], kinds=self.kinds[is_first])
 
     def times(self, is_at: Mask) -> float:
-        """By how many times the sizes at these of the tokens are larger than at others as sure, in geometric means."""
+        """By how many times the sizes at these of the tokens are larger than at others as sure: in geometric means, of
+        nats in arithmetic ones.
+        """
         counts = np.bincount(self.kinds[~is_at], minlength=int(self.kinds.max()) + 1)
         means = np.bincount(self.kinds[~is_at], self.plain[~is_at], minlength=counts.size) / np.maximum(counts, 1)
         is_compared = is_at & (counts > 0)[self.kinds]
         if not is_compared.any():
             return 0.0
-        rises, weights = (self.plain - means[self.kinds])[is_compared], self.is_shown[is_compared] + 1e-3
-        return float(np.exp(np.average(rises, weights=weights)))
+        here, elsewhere = float(self.plain[is_compared].mean()), float(means[self.kinds[is_compared]].mean())
+        return here / max(elsewhere, 1e-12) if self.are_nats else float(np.exp(here - elsewhere))
 
 
-def sizes_of(disagreement: Disagreement) -> Sizes:
-    """Of all tokens."""
+def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
+    """By the error of the logits, less what tokens as sure have: of tokens that rounding moves, so that a sure text
+    shows it too; of uncertain tokens alone, where sure ones show nothing; and of all tokens in nats, where most places
+    of a period or behind an onset are of sure tokens, and only what is large shows there.
+    """
+    for sizes in (_relative_sizes(disagreement), _uncertain_sizes(disagreement), _sizes_in_nats(disagreement)):
+        if sizes.mask.sum() >= LEAST_SIZES:
+            yield sizes
+
+
+def _relative_sizes(disagreement: Disagreement) -> Sizes:
+    is_moved, sizes, medians = sizes_by_sureness(disagreement)
+    is_moved = is_moved & (medians > LEAST_LOG)
+    rises = (sizes - medians)[is_moved]
+    kinds = _class_of(np.maximum(_mean_unsure(disagreement), SUREST))[is_moved]
+    logs = _less_mean_of_kind(np.logaddexp(rises, 0.0), kinds)
+    return Sizes(is_moved, logs, np.maximum(rises, -np.log(SMALL)), kinds)
+
+
+def _uncertain_sizes(disagreement: Disagreement) -> Sizes:
+    uncertain = disagreement.uncertain
+    errors = disagreement.logit_errors[uncertain]
+    usual = float(np.median(errors)) if errors.size else 1.0
+    plain = np.log(np.maximum(errors, usual / SMALL))
+    return Sizes(uncertain, np.log(errors + usual), plain, np.zeros(errors.size, np.int64))
+
+
+def _sizes_in_nats(disagreement: Disagreement) -> Sizes:
     pair = disagreement.pair
-    unsure = np.maximum(-np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64)), SUREST_OF_ALL)
-    kinds, errors = _class_of(unsure, SUREST_OF_ALL), pair.abs_diff.astype(np.float64) / unsure
-    apart = pair.abs_diff[pair.abs_diff > 0]
-    digits = float(np.clip(np.quantile(apart, 0.01), *DIGITS)) if apart.size else DIGITS[0]
-    levels = np.maximum(_medians(errors, kinds, np.ones(kinds.size, np.bool_))[kinds], digits / unsure)
-    logs = np.log1p(errors / levels)
-    means = np.bincount(kinds, logs) / np.maximum(np.bincount(kinds), 1)
-    plain = np.log(np.maximum(errors / levels, 1 / SMALL))
-    return Sizes(logs - means[kinds], plain, kinds, 1 - digits / (levels * unsure))
+    unsure = -np.expm1(np.maximum(pair.log_mu, pair.log_pi).astype(np.float64))
+    is_measured = unsure > MEASURED
+    usual = usual_nats(disagreement.train_dtype, disagreement.infer_dtype)
+    if is_measured.sum() >= LEAST_MEASURED:
+        usual = float(np.median(pair.abs_diff[is_measured]))
+    nats = pair.abs_diff.astype(np.float64) + disagreement.logit_rounding
+    kinds = _class_of(np.maximum(unsure, SUREST))
+    logs = _less_mean_of_kind(np.log(nats + usual), kinds)
+    return Sizes(np.ones(nats.size, np.bool_), logs, nats, kinds, are_nats=True)
+
+
+def _less_mean_of_kind(values: Floats, kinds: Ints) -> Floats:
+    return np.asarray(values - (np.bincount(kinds, values) / np.maximum(np.bincount(kinds), 1))[kinds])

@@ -141,7 +141,7 @@ def truncated_support(disagreement: Disagreement) -> Cause | None:
 def _is_at_places(disagreement: Disagreement, diff: Floats) -> bool:
     """Whether d is large at places of the context alone: a vocabulary is cut at all of them."""
     seams, from_place = period_of(disagreement), large_from_place(disagreement)
-    sizes, places = np.abs(diff), [] if seams is None else [(seams.at_phase, ~seams.at_phase)]
+    sizes, places = np.abs(diff), [] if seams is None else [(seams.at_phase, seams.other_tokens)]
     if from_place is not None:
         places.append((from_place, disagreement.uncertain & ~from_place))
     return any(sizes[others].mean() < ELSEWHERE * sizes[at].mean() for at, others in places)
