@@ -354,7 +354,7 @@ def level_change_of(disagreement: Disagreement) -> LevelChange | None:
     """The change of level inside responses, each at its own place; None where there is none."""
     sequences = disagreement.pair.sequences
     is_equal, places = disagreement.pair.diff == 0, disagreement.places
-    is_moved, sizes, levels = sizes_by_sureness(disagreement)
+    is_moved, sizes, levels, _ = sizes_by_sureness(disagreement)
     changes: list[_Change] = []
     num_long = 0
     for row, (start, end) in enumerate(pairwise(sequences.offsets.tolist())):

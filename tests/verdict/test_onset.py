@@ -71,6 +71,7 @@ def test_few_places_before_the_longest_context_look_like_its_limit(places_before
         place=1000 - places_before,
         first_possible=1000 - places_before,
         longest=1000,
+        score=9.0,
         times=4.0,
         after=none,
         before=none,

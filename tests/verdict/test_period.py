@@ -206,6 +206,19 @@ def test_lines_of_one_task_of_two_are_no_period(seed: int) -> None:
     assert period_of(with_prompts(lengths, seed, of_context)) is not None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_forms_of_two_tasks_that_meet_at_a_phase_are_no_period(seed: int) -> None:
+    """Prompts of a third length, which are of another task, show it too where a block does."""
+
+    def of_context(times: float) -> Callable[[Ints, Ints], Floats]:
+        return lambda places, own: np.where(places % 16 == 3, times, 1.0)
+
+    two, three = np.where(np.arange(24) % 2, 60, 69), np.array([60, 65, 69])[np.arange(24) % 3]
+    assert period_of(with_prompts(two, seed, of_context(4.0))) is None
+    assert period_of(with_prompts(three, seed, of_context(4.0))) is not None
+    assert period_of(with_prompts(two, seed, of_context(8.0))) is not None
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_form_of_most_prompts_is_no_period_among_many_others(seed: int) -> None:
     lengths = np.concatenate([np.full(28, 60), np.random.default_rng(seed).integers(20, 141, 12)])

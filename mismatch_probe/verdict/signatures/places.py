@@ -48,6 +48,9 @@ have where all of them may stand behind prompts of lengths that are congruent mo
 may make the period. Forms of SmolLM2's tokens came to 6.7 times. Half is asked of a side and the checkpoint in FP32.
 """
 
+OF_TWO_KINDS = 5.0
+"""The same behind prompts of two lengths: forms of two tasks may meet there. Those of SmolLM2 came to 4.4 times."""
+
 MOST_KINDS, LEAST_OF_OTHERS = 8, 2.0
 """Kinds of prompts, by their lengths, each of which is left out in turn, the most frequent first: each task may have a
 form of its own. And times that tokens of the others must have.
@@ -77,6 +80,8 @@ class Period:
 
     block: int
     phase: int
+    score: float
+    """Standard errors by which the size at the phase lies above that elsewhere."""
     times: float
     """The size at the phase over that elsewhere, in geometric means."""
     at_phase: Mask
@@ -87,8 +92,8 @@ class Period:
 
 def period_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
-    of_sizes = (_period_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement))
-    return next(filter(None, of_sizes), None)
+    periods = filter(None, (_period_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement)))
+    return max(periods, key=lambda period: (-period.block, period.score), default=None)
 
 
 def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float) -> Period | None:
@@ -102,15 +107,17 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float)
         return None
     is_at = places % block == phase
     times = of_tokens.times(is_at)
-    may_be_form = _is_of_one_kind(of_tokens, is_at, (places - sequences.positions[mask]) % block)
+    begins = (places - sequences.positions[mask]) % block
+    is_of_two = np.unique(begins[is_at]).size <= 2
+    least = beyond_form if _is_of_one_kind(of_tokens, is_at, begins) else OF_TWO_KINDS if is_of_two else OUTSTANDING
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
-    if times < (beyond_form if may_be_form else OUTSTANDING) or num_prompts < LEAST_PROMPTS:
+    if times < least or num_prompts < LEAST_PROMPTS:
         return None
     if score_of_rest(sizes, places // block, is_at) < STANDARD_ERRORS_OF_REST:
         return None
     at_phase = np.zeros_like(mask)
     at_phase[np.flatnonzero(mask)[is_at]] = True
-    return Period(block, phase, times, at_phase, mask & ~at_phase)
+    return Period(block, phase, score, times, at_phase, mask & ~at_phase)
 
 
 def _is_of_one_kind(of_tokens: Sizes, is_at: Mask, begins: Ints) -> bool:
@@ -154,8 +161,12 @@ def cause_of_period(disagreement: Disagreement, seams: Period, side: str, eviden
 
 
 def _side_that_errs(disagreement: Disagreement, is_off: Mask, other_tokens: Mask) -> tuple[str, str]:
-    """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls."""
-    pair = disagreement.pair
+    """The side that errs there, and what shows it: its error against a reference, else whose log-prob falls; by
+    uncertain tokens, where enough of them stand there.
+    """
+    pair, uncertain = disagreement.pair, disagreement.uncertain
+    if min((is_off & uncertain).sum(), (other_tokens & uncertain).sum()) >= LEAST_AT_PHASE:
+        is_off, other_tokens = is_off & uncertain, other_tokens & uncertain
     if pair.log_ref is not None:
         times_pi, times_mu = (
             _median(np.abs(difference(leg, pair.log_ref)), is_off)
@@ -219,9 +230,11 @@ class Onset:
 
     place: int
     first_possible: int
-    """No unsure token stands between this place and `place`."""
+    """No token that shows it stands between this place and `place`."""
     longest: int
     """The context of the longest response."""
+    score: float
+    """Standard errors by which the size rises there."""
     times: float
     """The size from there on over that before, in geometric means."""
     after: Mask
@@ -254,8 +267,8 @@ def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> On
     """The place from which on the deviation is three times as large, or surely larger and not by growth, at once, in
     responses to three prompts that have tokens on both sides of it; None where there is none.
     """
-    of_sizes = (_onset_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement))
-    return next(filter(None, of_sizes), None)
+    onsets = filter(None, (_onset_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement)))
+    return max(onsets, key=lambda onset: onset.score, default=None)
 
 
 def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: float) -> Onset | None:
@@ -306,6 +319,7 @@ def _onset_in(disagreement: Disagreement, sizes_of_tokens: Sizes, beyond_form: f
         place=place,
         first_possible=int(places[places < place].max()) + 1,
         longest=int(disagreement.places.max()),
+        score=score,
         times=times,
         after=after,
         before=is_seen & ~after,

@@ -273,24 +273,19 @@ SUREST, CLASS_OF_SURENESS = 1e-4, 0.5
 """1 - p above which a token shows the level of the deviation, and what of log10 (1 - p) is one class."""
 
 
-def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats]:
-    """Which tokens an error of the logits moves [T], the log of that error [T], and its median at tokens as sure [T]: a
-    text that grows sure is no change.
+def sizes_by_sureness(disagreement: Disagreement) -> tuple[Mask, Floats, Floats, Ints]:
+    """Which tokens an error of the logits moves [T], the log of that error [T], its median at tokens as sure [T], and
+    their class [T]: a text that grows sure is no change.
     """
-    unsure = _mean_unsure(disagreement)
+    pair = disagreement.pair
+    unsure = -(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2
     is_moved, unsure = unsure > SUREST, np.maximum(unsure, SUREST)
-    sizes = np.log(np.maximum(disagreement.pair.abs_diff / unsure, 1e-300))
+    sizes = np.log(np.maximum(pair.abs_diff / unsure, 1e-300))
     kinds = _class_of(unsure)
     medians = np.zeros(kinds.max(initial=0) + 1)
     for kind in np.unique(kinds[is_moved]):
         medians[kind] = np.median(sizes[is_moved & (kinds == kind)])
-    return is_moved, sizes, medians[kinds]
-
-
-def _mean_unsure(disagreement: Disagreement) -> Floats:
-    """1 - p, the mean of both sides [T]."""
-    pair = disagreement.pair
-    return np.asarray(-(np.expm1(pair.log_mu.astype(np.float64)) + np.expm1(pair.log_pi.astype(np.float64))) / 2)
+    return is_moved, sizes, medians[kinds], kinds
 
 
 def _class_of(unsure: Floats) -> Ints:
@@ -324,8 +319,8 @@ LEAST_MEASURED: Final = 8
 SMALL: Final = 10.0
 """Of sizes in geometric means: none counts as less than the median over this."""
 
-LEAST_LOG: Final = -40.0
-"""Of a size: below it most tokens as sure have the same bits on both sides."""
+SAME_BITS: Final = -40.0
+"""Log of the median size below which most tokens as sure have the same bits on both sides."""
 MEASURED: Final = 0.01
 """1 - p of both sides above which a token shows how large rounding is in nats."""
 
@@ -372,12 +367,11 @@ def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
 
 
 def _relative_sizes(disagreement: Disagreement) -> Sizes:
-    is_moved, sizes, medians = sizes_by_sureness(disagreement)
-    is_moved = is_moved & (medians > LEAST_LOG)
-    rises = (sizes - medians)[is_moved]
-    kinds = _class_of(np.maximum(_mean_unsure(disagreement), SUREST))[is_moved]
+    is_moved, sizes, medians, kinds = sizes_by_sureness(disagreement)
+    is_shown = is_moved & (medians > SAME_BITS)
+    rises, kinds = (sizes - medians)[is_shown], kinds[is_shown]
     logs = _less_mean_of_kind(np.logaddexp(rises, 0.0), kinds)
-    return Sizes(is_moved, logs, np.maximum(rises, -np.log(SMALL)), kinds)
+    return Sizes(is_shown, logs, np.maximum(rises, -np.log(SMALL)), kinds)
 
 
 def _uncertain_sizes(disagreement: Disagreement) -> Sizes:
