@@ -352,8 +352,8 @@ class Sizes:
         is_compared = is_at & (counts > 0)[self.kinds]
         if not is_compared.any():
             return 0.0
-        here, elsewhere = float(self.plain[is_compared].mean()), float(means[self.kinds[is_compared]].mean())
-        return here / max(elsewhere, 1e-12) if self.are_nats else float(np.exp(here - elsewhere))
+        size, other_size = float(self.plain[is_compared].mean()), float(means[self.kinds[is_compared]].mean())
+        return size / max(other_size, 1e-12) if self.are_nats else float(np.exp(size - other_size))
 
 
 def sizes_of(disagreement: Disagreement) -> Iterator[Sizes]:
