@@ -209,7 +209,8 @@ class LevelRatio(NamedTuple):
 _LEAST_RESPONSES: Final = 8
 _LEAST_CLUSTERS: Final = 4
 _LEAST_FOLD: Final = 1.5
-_CLEAR_ERRORS: Final = 3.0
+_CLEAR_ERRORS, _CLEAR_ERRORS_OF_RISE = 3.0, 4.0
+"""Where the deviation is larger before the places, and where it is larger behind them, which growth may be, too."""
 _NEAREST: Final = 21
 """Tokens on either side among which a change is nearly as large as among all; growth is not."""
 _LEAST_NEAREST: Final = 0.65
@@ -246,13 +247,14 @@ def change_at_edges(edges: Sequence[LevelEdge]) -> LevelRatio | None:
     clusters = np.array([numbers.setdefault(edge.cluster, len(numbers)) for edge in edges])
     error, freedom = fit.first_error(clusters)
     beyond_growth = abs(fall) - float(np.mean([_growth_of_context(edge) for edge in edges]))
+    clear_errors = _CLEAR_ERRORS if fall > 0 else _CLEAR_ERRORS_OF_RISE
     is_clear = (
         len(numbers) >= _LEAST_CLUSTERS
         and min(np.mean(roots[part] == 0) for part in (is_before, ~is_before)) <= _MOST_EQUAL
         and nearest.size > 0
         and float(nearest.mean()) * np.sign(fall) >= _LEAST_NEAREST * abs(fall)
         and beyond_growth >= np.log(_LEAST_FOLD)
-        and t.sf(beyond_growth / max(error, _LEAST_ERROR), freedom) < norm.sf(_CLEAR_ERRORS)
+        and t.sf(beyond_growth / max(error, _LEAST_ERROR), freedom) < norm.sf(clear_errors)
     )
     return LevelRatio(float(np.exp(fall)), bool(is_clear))
 

@@ -222,6 +222,17 @@ def test_what_a_sound_text_and_rounding_that_grows_show_is_no_change(text: SureT
     assert not any(text.reading(100, first).is_level_changed for first in (0, 100, 200))
 
 
+def test_eight_responses_show_a_larger_deviation_before_the_change() -> None:
+    readings = [SureText(2.5, length=(90, 120)).reading(8, first) for first in range(0, 120, 8)]
+    assert all(reading.is_level_changed for reading in readings)
+
+
+def test_rounding_that_grows_along_few_short_responses_is_no_change() -> None:
+    """Behind a long prompt the context tells nothing of it."""
+    text = SureText(growth=lambda places: 1 + places / 25, prompt=1000, length=(40, 60))
+    assert not any(text.reading(12, first).is_level_changed for first in range(0, 600, 12))
+
+
 @pytest.mark.parametrize("length", [(1, 2), (2, 3), (3, 4)])
 def test_of_responses_too_short_for_a_level_none_is_given(length: tuple[int, int]) -> None:
     checks = VersionChecks()

@@ -40,7 +40,7 @@ BLOCKS: Final = sorted([2**power for power in range(4, 15)] + [3 * 2**power for 
 LEAST_PROMPTS = 3
 """Text that repeats, as the rows of a table do, has a period too, in the responses to one prompt."""
 LEAST_AT_PHASE = 8
-"""Tokens at one phase, uncertain ones."""
+"""Tokens at one phase that show the size."""
 
 OUTSTANDING, BEYOND_FORM, BEYOND_FORM_BY_CHECKPOINT = 3.0, 10.0, 5.0
 """Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and that they
@@ -83,7 +83,7 @@ class Period:
     score: float
     """Standard errors by which the size at the phase lies above that elsewhere."""
     times: float
-    """The size at the phase over that elsewhere, in geometric means."""
+    """The size at the phase over that elsewhere, as `Sizes.times` compares them."""
     at_phase: Mask
     """The tokens at it [T], of those that show it."""
     other_tokens: Mask
@@ -91,7 +91,8 @@ class Period:
 
 
 def period_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Period | None:
-    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does."""
+    """The block and phase that stand out in two blocks, in responses to three prompts; None where none does. Of several
+    the smallest block: in a sure text those of its places that show a size may lie a multiple apart."""
     periods = filter(None, (_period_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement)))
     return max(periods, key=lambda period: (-period.block, period.score), default=None)
 
@@ -108,8 +109,8 @@ def _period_in(disagreement: Disagreement, of_tokens: Sizes, beyond_form: float)
     is_at = places % block == phase
     times = of_tokens.times(is_at)
     begins = (places - sequences.positions[mask]) % block
-    is_of_two = np.unique(begins[is_at]).size <= 2
-    least = beyond_form if _is_of_one_kind(of_tokens, is_at, begins) else OF_TWO_KINDS if is_of_two else OUTSTANDING
+    of_kinds = min(beyond_form, OF_TWO_KINDS) if np.unique(begins[is_at]).size <= 2 else OUTSTANDING
+    least = beyond_form if _is_of_one_kind(of_tokens, is_at, begins) else of_kinds
     num_prompts = np.unique(sequences.spread(sequences.cluster_index)[mask][is_at]).size
     if times < least or num_prompts < LEAST_PROMPTS:
         return None
@@ -220,8 +221,7 @@ OF_ANOTHER_KIND = 1.02
 
 LAST_PLACES, ENDS_ALIKE = 16, 4
 """So many before the longest context look like its limit: more draft tokens are rare. Where responses that reach them
-end within so many places, behind prompts of one length, they may be how these responses end.
-"""
+end within so many places, behind prompts of one length, they may be how these responses end."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Onset:
     score: float
     """Standard errors by which the size rises there."""
     times: float
-    """The size from there on over that before, in geometric means."""
+    """The size from there on over that before, in the same way."""
     after: Mask
     """The tokens from there on [T], of those that show it."""
     before: Mask
@@ -265,7 +265,7 @@ _LIMITS: Final = sorted({2**power for power in range(5, 18)} | {3 * 2**power for
 
 def onset_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Onset | None:
     """The place from which on the deviation is three times as large, or surely larger and not by growth, at once, in
-    responses to three prompts that have tokens on both sides of it; None where there is none.
+    responses to three prompts that have tokens on both sides of it; None where there is none. Of several the surest.
     """
     onsets = filter(None, (_onset_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement)))
     return max(onsets, key=lambda onset: onset.score, default=None)
