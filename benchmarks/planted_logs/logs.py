@@ -18,7 +18,10 @@ Pools = dict[str, Log]
 Plant = Callable[[Random, Pools, Path, int], Planted]
 
 
-def drawn(random: Random, pools: Pools, least: int, most: int, names: tuple[str, ...] = ("demo", "smollm2")) -> Log:
+MODELS = ("demo", "smollm2")
+
+
+def drawn(random: Random, pools: Pools, least: int, most: int, names: tuple[str, ...] = MODELS) -> Log:
     return some(random, pools[names[pick(random, range(len(names)))]], int(random.integers(least, most + 1)))
 
 
@@ -172,7 +175,7 @@ NEAR = 4
 
 
 @dataclass(frozen=True)
-class AtPlaces:
+class FaultyLog:
     """A log whose side is off at places of the context, and what these places are."""
 
     log: Log
@@ -182,9 +185,8 @@ class AtPlaces:
     words: str
 
 
-def with_period(random: Random, pools: Pools, level: int) -> AtPlaces:
-    side = ("mu", "pi")[pick(random, range(2))]
-    name = ("demo", "smollm2")[pick(random, range(2))]
+def with_period(random: Random, pools: Pools, level: int, names: tuple[str, ...] = MODELS) -> FaultyLog:
+    side, name = ("mu", "pi")[pick(random, range(2))], names[pick(random, range(len(names)))]
     log = long_ones(random, pools[name], int(random.integers(30, 80)))
     longest = max(int(response.places[-1]) for response in log)
     block = pick(random, [size for size in (16, 24, 32, 48, 64) if 4 * size <= longest])
@@ -192,12 +194,11 @@ def with_period(random: Random, pools: Pools, level: int) -> AtPlaces:
     seed = int(random.integers(2**31))
     made = [off(seed, response, response.places % block == phase, side, size) for response in log]
     words = f"{side}, {name}, every {block} from {phase}, {size:.2g} nats, {len(log)} responses"
-    return AtPlaces(made, side, (block, phase), words)
+    return FaultyLog(made, side, (block, phase), words)
 
 
-def with_step(random: Random, pools: Pools, level: int) -> AtPlaces:
-    side = ("mu", "pi")[pick(random, range(2))]
-    name = ("demo", "smollm2")[pick(random, range(2))]
+def with_step(random: Random, pools: Pools, level: int, names: tuple[str, ...] = MODELS) -> FaultyLog:
+    side, name = ("mu", "pi")[pick(random, range(2))], names[pick(random, range(len(names)))]
     log = long_ones(random, pools[name], int(random.integers(20, 60)))
     ends = np.sort([int(response.places[-1]) for response in log])
     begins = np.sort([int(response.places[0]) for response in log])
@@ -206,7 +207,7 @@ def with_step(random: Random, pools: Pools, level: int) -> AtPlaces:
     seed = int(random.integers(2**31))
     made = [off(seed, response, response.places >= place, side, size) for response in log]
     words = f"{side}, {name}, from place {place}, {size:.2g} nats, {len(log)} responses"
-    return AtPlaces(made, side, (place,), words)
+    return FaultyLog(made, side, (place,), words)
 
 
 def period(random: Random, pools: Pools, folder: Path, level: int) -> Planted:

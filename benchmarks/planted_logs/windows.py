@@ -188,16 +188,15 @@ def is_accused(log: Log) -> bool:
 
 def judge_planted(pools: dict[str, Log], seed: int, draws: int) -> None:
     """Logs with a period or a step, of each pool and strength, by the functions."""
-    for name, pool in pools.items():
+    for name in pools:
         for level, strength in enumerate(("weak", "usual", "strong")):
             periods = steps = 0
             for number in range(draws):
                 random = np.random.default_rng([seed, 2, number, level, *name.encode()])
-                both = {"demo": pool, "smollm2": pool}
-                made = with_period(random, both, level)
+                made = with_period(random, pools, level, (name,))
                 seams = period_of(disagreement_of(made.log))
                 periods += seams is not None and (seams.block, seams.phase) == made.numbers
-                made = with_step(random, both, level)
+                made = with_step(random, pools, level, (name,))
                 step = onset_of(disagreement_of(made.log))
                 steps += step is not None and abs(step.place - made.numbers[0]) <= NEAR
             print(f"{name}, {strength}: {periods} periods and {steps} steps of {draws} each named with their place")

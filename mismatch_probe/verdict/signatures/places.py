@@ -42,14 +42,12 @@ LEAST_PROMPTS = 3
 LEAST_AT_PHASE = 8
 """Tokens at one phase that show the size."""
 
-OUTSTANDING, BEYOND_FORM, BEYOND_FORM_BY_CHECKPOINT = 3.0, 10.0, 5.0
-"""Times the size of the other tokens, in geometric means, that the tokens at the phase have at least, and that they
-have where all of them may stand behind prompts of lengths that are congruent modulo the block: there lines of a form
-may make the period. Forms of SmolLM2's tokens came to 6.7 times. Half is asked of a side and the checkpoint in FP32.
+OUTSTANDING, BEYOND_FORM, BEYOND_FORM_BY_CHECKPOINT, OF_TWO_KINDS = 3.0, 10.0, 5.0, 5.0
+"""Times the size of the other tokens that the tokens at the phase have at least, and that they have where all of them
+may stand behind prompts of lengths that are congruent modulo the block: there lines of a form may make the period.
+Forms of SmolLM2's tokens came to 6.7 times. Half is asked of a side and the checkpoint in FP32. And behind prompts of
+two lengths, modulo the block, where the forms of two tasks may meet at a phase; they came to 4.4 times.
 """
-
-OF_TWO_KINDS = 5.0
-"""The same behind prompts of two lengths: forms of two tasks may meet there. Those of SmolLM2 came to 4.4 times."""
 
 MOST_KINDS, LEAST_OF_OTHERS = 8, 2.0
 """Kinds of prompts, by their lengths, each of which is left out in turn, the most frequent first: each task may have a
@@ -92,7 +90,8 @@ class Period:
 
 def period_of(disagreement: Disagreement, beyond_form: float = BEYOND_FORM) -> Period | None:
     """The block and phase that stand out in two blocks, in responses to three prompts; None where none does. Of several
-    the smallest block: in a sure text those of its places that show a size may lie a multiple apart."""
+    the smallest block: in a sure text those of its places that show a size may lie a multiple apart.
+    """
     periods = filter(None, (_period_in(disagreement, sizes, beyond_form) for sizes in sizes_of(disagreement)))
     return max(periods, key=lambda period: (-period.block, period.score), default=None)
 
@@ -221,7 +220,8 @@ OF_ANOTHER_KIND = 1.02
 
 LAST_PLACES, ENDS_ALIKE = 16, 4
 """So many before the longest context look like its limit: more draft tokens are rare. Where responses that reach them
-end within so many places, behind prompts of one length, they may be how these responses end."""
+end within so many places, behind prompts of one length, they may be how these responses end.
+"""
 
 
 @dataclass(frozen=True)
